@@ -407,11 +407,12 @@ def test_log_probabilities_and_entropies_of_independent_parts_add_up(temperature
     np.testing.assert_array_equal(mode["move"], log_p[2].argmax(1))
 
 
-def test_divergences_of_independent_parts_add_up():
+@pytest.mark.parametrize("squash", [False, True])
+def test_divergences_of_independent_parts_add_up(squash):
     (m, s, log_p), (n, t, log_q) = map(by_hand, OUTPUTS)
     wanted = (np.log(t / s) + (s**2 + (m - n) ** 2) / (2 * t**2) - 0.5).sum(1)
     wanted += sum((np.exp(p) * (p - q)).sum(1) for p, q in zip(log_p, log_q, strict=True))
-    divergence = jax.jit(lambda one, other: kl_divergence(joint_of(one), joint_of(other)))
+    divergence = jax.jit(lambda one, other: kl_divergence(joint_of(one, squash), joint_of(other, squash)))
     first, second = OUTPUTS.astype(np.float32)
     np.testing.assert_allclose(divergence(first, second), wanted, rtol=1e-4)
     np.testing.assert_allclose(divergence(first, first), np.zeros(6), atol=1e-6)

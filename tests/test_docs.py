@@ -176,7 +176,10 @@ def test_a_name_of_another_library_is_taken_for_ours_or_answered_with_it(algorit
 def test_a_flag_of_another_library_that_the_page_has_as_taken_is_taken(theirs: str, ours: str) -> None:
     algorithm = "dqn" if ours.startswith(("--buffer", "--warmup")) else "ppo"
     value = "CartPole-v1" if ours == "--env" else "1"
-    assert parse([algorithm, theirs, value]).notes[0] == f"{theirs} {value} taken as {ours} {value}"
+    found, same = (parse([algorithm, flag, value]) for flag in (theirs, ours))
+    assert found.notes[0] == f"{theirs} {value} taken as {ours} {value}"
+    longer = {"max_opts": found.config.max_opts} if ours == "--max-env-steps" else {}  # which makes room for its steps
+    assert vars(found.config) == {**vars(same.config), **longer}
 
 
 def test_what_is_said_of_another_library_has_its_source_at_the_commit_that_was_read() -> None:

@@ -13,20 +13,6 @@ import jaxrl
 
 FOLDER = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.endswith("_in_one_file"))
-SHORT = {"max_opts": 64, "eval_interval": 32}
-TINY: dict[str, dict[str, Any]] = {
-    "first_run": SHORT,
-    "replay": {**SHORT, "features": (8,)},
-    "own_environment": SHORT,
-    "own_network": SHORT,
-    "own_agent": SHORT,
-    "sweep": {**SHORT, "seeds": 1},
-    "from_data": {**SHORT, "pilot_opts": 32, "steps": 500},
-    "own_loop": SHORT,
-    "hooks": SHORT,
-    "resume": SHORT,
-    "schedules": {"max_opts": 320, "eval_interval": 320},
-}
 REACHED: dict[str, Callable[[Any], bool]] = {
     "first_run": lambda best: best >= 475,
     "replay": lambda best: best > -220,
@@ -43,18 +29,19 @@ REACHED: dict[str, Callable[[Any], bool]] = {
 """What a script returns in full: of those that train, published results or the most there is, with some room."""
 
 
-def main_of(name: str) -> Callable[..., Any]:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
+def script(file: str) -> Any:
+    """Return an example as a module of its own."""
+    spec = importlib.util.spec_from_file_location("example", FOLDER / file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.main
+    return module
 
 
-def test_there_are_eleven_each_tried_small_and_in_full() -> None:
+def test_there_are_eleven_each_tried_in_full() -> None:
     assert len(SCRIPTS) == 11
-    assert sorted(TINY) == sorted(REACHED) == SCRIPTS
+    assert sorted(REACHED) == SCRIPTS
     listed = (FOLDER / "README.md").read_text()
     assert [name for name in SCRIPTS if f"[{name}.py]({name}.py)" not in listed] == []
 
@@ -77,15 +64,7 @@ def test_a_script_is_short_and_uses_public_names_alone(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_runs_as_a_taste(name: str, tmp_path: Path) -> None:
-    with contextlib.chdir(tmp_path):
-        found = main_of(name)(**TINY[name])
-    assert found is not None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_reaches_what_it_is_for(name: str, tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):
-        found = main_of(name)()
+        found = script(f"{name}.py").main()
     assert REACHED[name](found), found

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from c_compiler import compile_c
 from toys_agents import begun
 from toys_composite import marksman
 from toys_masks import minefield
@@ -33,6 +33,20 @@ from jaxrl.training.policy import GreedyPolicy
 
 STEPS, ROWS = 5, 200
 function_of = cache(traced)
+
+
+def compile_c(folder: Path, *args: str) -> None:
+    """Compile C99 in `folder` with all warnings as errors; skip the test where there is no compiler.
+
+    Args:
+      folder: where the sources are.
+      args: sources and further arguments of the compiler.
+    """
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler named cc")
+    command = ["cc", "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O2", *args, "-lm"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def off(env: Any, agent: Any, processor: Any = None) -> Any:

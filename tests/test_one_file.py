@@ -1,41 +1,29 @@
 """What `examples/dqn_in_one_file.py` and `examples/ppo_in_one_file.py` say on one page is what jaxrl computes."""
 
-import importlib.util
 import pkgutil
 import re
-from pathlib import Path
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import pytest
+from test_examples import FOLDER, script
 
 import jaxrl
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
 DQN, PPO = "dqn_in_one_file.py", "ppo_in_one_file.py"
-
-
-def page(name: str) -> Any:
-    """Return a script as a module of its own."""
-    spec = importlib.util.spec_from_file_location("page", EXAMPLES / name)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("name", [DQN, PPO])
 def test_nothing_of_jaxrl_is_imported(name: str) -> None:
-    assert "import jaxrl" not in (EXAMPLES / name).read_text()
-    assert "from jaxrl" not in (EXAMPLES / name).read_text()
+    assert "import jaxrl" not in (FOLDER / name).read_text()
+    assert "from jaxrl" not in (FOLDER / name).read_text()
 
 
 @pytest.mark.parametrize("name", [DQN, PPO])
 def test_the_counterparts_that_comments_name_exist(name: str) -> None:
-    comments = "\n".join(re.findall(r"^# (jaxrl\..+)$", (EXAMPLES / name).read_text(), re.MULTILINE))
+    comments = "\n".join(re.findall(r"^# (jaxrl\..+)$", (FOLDER / name).read_text(), re.MULTILINE))
     named = re.findall(r"jaxrl[\w.]+\w", comments)
     assert len(named) > 9
     for path in named:
@@ -69,13 +57,13 @@ def test_jaxrl_takes_the_same_steps_as_dqn_on_one_page_and_learns_the_same() -> 
         opt_interval=4,
         warmup=200,
     )
-    ours, theirs = both(strategy, page(DQN), 200)
+    ours, theirs = both(strategy, script(DQN), 200)
     agree(ours.env.env, theirs.env)
     agree((ours.agent.params, ours.agent.target), (theirs.params, theirs.target))
 
 
 def test_jaxrl_takes_the_same_steps_as_ppo_on_one_page_and_learns_the_same() -> None:
-    one = page(PPO)
+    one = script(PPO)
     one.NUM_ENVS, one.ROLLOUT = 4, 31  # few enough steps for jaxrl to sort them too
     strategy = jaxrl.on_policy(
         jaxrl.make_env("CartPole-v1"),
@@ -94,4 +82,4 @@ def test_jaxrl_takes_the_same_steps_as_ppo_on_one_page_and_learns_the_same() -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [DQN, PPO])
 def test_it_learns(name: str) -> None:
-    assert page(name).main() > 300
+    assert script(name).main() > 300

@@ -1,4 +1,4 @@
-"""The wheel and the source distribution: what is in them, what they say of themselves, and that types come along."""
+"""The wheel and the source distribution: what is in them, what they say of themselves, types, and a light import."""
 
 import email
 import re
@@ -13,8 +13,6 @@ import pytest
 
 import jaxrl
 
-pytest.importorskip("hatchling")
-
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAME = f"jaxrl-{jaxrl.__version__}"
@@ -22,6 +20,7 @@ NAME = f"jaxrl-{jaxrl.__version__}"
 
 def build(source: Path, out: Path) -> dict[str, Path]:
     """Build both distributions of `source` in `out`; return them by the end of their names."""
+    pytest.importorskip("hatchling")
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(out)]
     done = subprocess.run(command, cwd=source, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -101,3 +100,16 @@ def test_a_script_that_uses_the_wheel_is_checked_by_its_types(built: dict[str, P
     said = run(sys.executable, "-m", "mypy", "--python-executable", fresh, *flags, "mine.py").stdout
     assert 'Revealed type is "jaxrl.agents.base.AgentMaker"' in said
     assert 'mine.py:4: error: Argument 1 to "Box" has incompatible type "str"' in said
+
+
+def test_importing_jaxrl_stays_light() -> None:
+    """Nothing heavy comes with it; `rich` comes with flax, so it counts only where flax alone would not bring it."""
+    heavy = "[m for m in ('gymnax', 'orbax', 'matplotlib', 'plotly', 'rich') if m in sys.modules]"
+    program = f"import sys, flax.linen, optax; before = {heavy}; import jaxrl, jaxrl.envs.gymnax"
+    run = subprocess.run(
+        [sys.executable, "-c", f"{program}; print(set({heavy}) - set(before))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip() == "set()"

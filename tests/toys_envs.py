@@ -20,6 +20,11 @@ def forget_envs(prefix: str) -> None:
         del registry._REGISTERED[name]
 
 
+def idle(steps: int, num_envs: int = 3) -> np.ndarray:
+    """Return actions with which nothing but time passes."""
+    return np.zeros((steps, num_envs), np.int32)
+
+
 # --- counting: nothing but time passes ------------------------------------------------------------------------
 
 

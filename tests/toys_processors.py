@@ -37,3 +37,26 @@ def _running(init: Any, process: Any, observe: Any, makes_transitions: bool) -> 
         return join(observe(begin), seen), out, join(begin, states)
 
     return scan
+
+
+def random_steps(
+    shape: tuple[int, ...] = (2,), steps: int = 12, num_envs: int = 4, seed: int = 0, invalid: float = 0.0
+) -> tuple[np.ndarray, Step]:
+    """Make first observations and steps of which some end an episode, and about a share `invalid` are spoilt.
+
+    Observations, of `shape`, are far from 0 and 1; rewards are whole numbers.
+    """
+    rng, lead = np.random.default_rng(seed), (steps, num_envs)
+    draw = lambda *lead: rng.normal(5.0, 3.0, (*lead, *shape)).astype(np.float32)
+    ends, spoilt = rng.choice(3, lead, p=[0.6, 0.2, 0.2]), rng.random(lead) < invalid
+    final_obs, done = draw(*lead), ((ends > 0) | spoilt).reshape(*lead, *(1,) * len(shape))
+    return draw(num_envs), Step(
+        action=rng.integers(0, 4, lead).astype(np.int32),
+        extras=(),
+        reward=np.where(spoilt, 0, rng.integers(-8, 9, lead)).astype(np.float32),
+        terminated=(ends == 1) & ~spoilt,
+        truncated=(ends == 2) | spoilt,
+        final_obs=final_obs,
+        obs=np.where(done, draw(*lead), final_obs),
+        valid=~spoilt,
+    )

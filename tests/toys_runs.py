@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import masked_crc32c
 
 
 def write_run(
@@ -77,6 +79,16 @@ def write_search(path: Path, taken: Sequence[tuple[int, int, int]]) -> Path:
     return path
 
 
+def full_disk(*args: Any) -> None:
+    """Fail as what writes to a full disk does."""
+    raise OSError(28, "No space left on device")
+
+
+def contents(path: Path) -> dict[str, bytes | None]:
+    """Return every entry below `path` with its bytes."""
+    return {str(p.relative_to(path)): p.read_bytes() if p.is_file() else None for p in sorted(path.rglob("*"))}
+
+
 # --- what training has written ------------------------------------------------------------------------------------
 
 
@@ -98,6 +110,49 @@ def timeless(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return rows without what clock and memory say, which no run repeats."""
     timed = lambda name: name == "wall_s" or name.endswith(("_per_sec", "_mb"))
     return [{name: x for name, x in row.items() if not timed(name)} for row in rows]
+
+
+def repeated_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows that a run must repeat: all but events, less what clock and memory say."""
+    return timeless([row for row in rows if row.get("kind") != "event"])
+
+
+def events_in(run: Path) -> list[tuple[str, int]]:
+    """Return the events that a run's log has, but notes, each with its step."""
+    told = [row for row in rows_in(run) if row["kind"] == "event" and row["event"] != "note"]
+    return [(row["event"], row["opt_steps"]) for row in told]
+
+
+def board_events(board: Path) -> list[Event]:
+    """Read the events of TensorBoard's files in the order of their names, each as far as it is whole, with its sums."""
+    found = []
+    for path in sorted(board.iterdir()):
+        data = path.read_bytes()
+        while len(data) >= 12:
+            length = int.from_bytes(data[:8], "little")
+            record, rest = data[12 : 12 + length], data[12 + length :]
+            if len(record) < length or len(rest) < 4:
+                break
+            sums = tuple(masked_crc32c(part).to_bytes(4, "little") for part in (data[:8], record))
+            assert (data[8:12], rest[:4]) == sums
+            found.append(Event.FromString(record))
+            data = rest[4:]
+    return found
+
+
+def values_of(board: Path) -> list[tuple[int, Any]]:
+    """Return the values of TensorBoard's files, each with its step, in their order."""
+    return [(event.step, value) for event in board_events(board) for value in event.summary.value]
+
+
+def shown_values(board: Path) -> list[tuple[int, Any]]:
+    """Return the values that TensorBoard shows: all but what a later start of a session takes back."""
+    found: list[tuple[int, Any]] = []
+    for event in board_events(board):
+        if event.session_log.status == SessionLog.START:
+            found = [(step, value) for step, value in found if step < event.step]
+        found += [(event.step, value) for value in event.summary.value]
+    return found
 
 
 def messages(run: Path, event: str) -> list[str]:

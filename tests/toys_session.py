@@ -155,7 +155,12 @@ def fresh_policy(spec: Any, maker: Any) -> GreedyPolicy:
     return GreedyPolicy(make_policy(agent, processor, spec), PolicyParams(agent.strip(state), ()), {})
 
 
+def reached(session: jaxrl.Session) -> Any:
+    """Return what a session has come to: its state, what it counts, and what it knows of its environments."""
+    return session._now
+
+
 def digest(session: jaxrl.Session) -> str:
     """Return the sha256 of all that a session would save."""
-    now = session._now
+    now = reached(session)
     return state_digest((now.state, now.sums, now.past, now.host, np.array([now.steps, now.invalid])))

@@ -22,15 +22,15 @@ class CountState(NamedTuple):
 
 
 @cache
-def counting(env_steps: int = 1, opt_steps: int = 1, warmup: int = 0) -> jaxrl.Strategy:
+def counting(env_steps: int = 1, opt_steps: int = 1, warmup: int = 0, walks: tuple[int, ...] = ()) -> jaxrl.Strategy:
     """Count iterations and walk randomly; the metric `t` is the iteration's number. The same counts compile once."""
 
     def init(key: jax.Array) -> CountState:
-        return CountState(key, jnp.uint32(0), jnp.float32(0))
+        return CountState(key, jnp.uint32(0), jnp.zeros(walks))
 
     def step(state: CountState, key: jax.Array, t: jax.Array) -> tuple[CountState, dict]:
         TRACES.append(1)
-        walk = state.walk + jax.random.normal(key)
+        walk = state.walk + jax.random.normal(key, walks)
         return CountState(state.key, state.steps + 1, walk), {"t": t, "rows": jaxrl.total(jnp.ones(3, bool))}
 
     return jaxrl.Strategy(init, step, env_steps, opt_steps, warmup_env_steps=warmup)

@@ -4,7 +4,6 @@ import contextlib
 import gc
 import importlib
 import io
-import json
 import os
 import re
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from toys_runs import read_lines as rows, repeated_rows
 
 from jaxrl.cli.main import run_main
 from jaxrl.training.storage.checkpoints import Store
@@ -93,20 +93,9 @@ class Finished(NamedTuple):
     output: subprocess.CompletedProcess[str]
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    """Read a log, one JSON object a line."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def timeless(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a log that a run must repeat: all but events, less what was measured by the clock."""
-    return without_times(rows(path))
-
-
-def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out events, and what was measured by the clock."""
-    kept = [row for row in rows if row.get("kind") != "event"]
-    return [{k: v for k, v in row.items() if k != "wall_s" and not k.endswith(("_per_sec", "_mb"))} for row in kept]
+    return repeated_rows(rows(path))
 
 
 def leaves(run: Path, opt_steps: int, part: str = "checkpoints") -> list[dict[str, Any]]:

@@ -59,29 +59,6 @@ def test_a_sweep_may_be_given_in_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "ours"),
-    [
-        ("dqn --gamma 0.9", "--processor.discount 0.9"),
-        ("ppo --discount_factor=0.9", "--processor.discount 0.9"),
-        ("dqn --learning-rate=2e-3", "--agent.lr 2e-3"),
-        ("dqn --buffer_size 999", "--buffer.capacity 999"),
-        ("dqn --batch-size 64", "--buffer.batch-size 64"),
-        ("ppo --clip-range 0.1", "--agent.clip-eps 0.1"),
-        ("ppo --gae-lambda 0.9", "--agent.gae-lambda 0.9"),
-        ("ppo --n-envs 16", "--num-envs 16"),
-        ("ppo --TOTAL_TIMESTEPS=2048", "--max-env-steps 2048"),
-        ("ppo --env-id Acrobot-v1", "--env Acrobot-v1"),
-    ],
-)
-def test_a_flag_of_another_library_that_means_just_ours_is_taken_for_it(typed: str, ours: str) -> None:
-    algo, theirs, _ = typed.replace("=", " ").split()
-    found, same = parse(typed.split()), parse([algo, *ours.split()])
-    assert found.notes[0] == f"{theirs.replace('_', '-')} {ours.split()[1]} taken as {ours}"
-    longer = {"max_opts": found.config.max_opts} if "TIMESTEPS" in theirs else {}  # which makes room for its steps
-    assert vars(found.config) == {**vars(same.config), **longer}
-
-
-@pytest.mark.parametrize(
     ("args", "path", "value"),
     [
         ("--max-opts 1e4", "max_opts", 10_000),

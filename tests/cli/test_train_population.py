@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import pytest
 import yaml
-from front_doors import SMALL, Doors, one_error_line, without_times
+from front_doors import SMALL, Doors, one_error_line
 from toys_envs import forget_envs
-from toys_runs import member_facts, rows_about_all, rows_in
+from toys_runs import member_facts, repeated_rows, rows_about_all, rows_in
 
 import jaxrl
 from jaxrl.cli.config import parse
@@ -71,7 +71,7 @@ def test_members_are_what_the_command_leaves_for_each_alone(doors: Doors) -> Non
     assert sums(doors, "run", "--member", 3)[1:] == sums(doors, "alone")
     single = doors.cwd / "alone"
     assert member_facts(doors.cwd / "run", 3) == yaml.safe_load((single / "config.yaml").read_text())
-    assert without_times(rows_in(doors.cwd / "run", 3)) == without_times(rows_in(single))
+    assert repeated_rows(rows_in(doors.cwd / "run", 3)) == repeated_rows(rows_in(single))
     said = doors.here("evaluate", "run", "--member", "3", "--episodes", "5")
     alone_said = doors.here("evaluate", "alone", "--episodes", "5").stdout
     assert said.stdout.replace("run/members/00003", "alone") == alone_said
@@ -123,7 +123,7 @@ def test_whatever_ends_it_it_goes_on_to_the_same_bits(doors: Doors, how: signal.
     assert bests(doors, "run") == bests(doors, "whole")
     of_each = lambda run: [row for number in range(4) for row in rows_in(run, number)]
     for rows in (rows_about_all, of_each):
-        assert without_times(rows(doors.cwd / "run")) == without_times(rows(doors.cwd / "whole"))
+        assert repeated_rows(rows(doors.cwd / "run")) == repeated_rows(rows(doors.cwd / "whole"))
     metadata = json.loads((doors.cwd / "run/metadata.json").read_text())
     assert [member["status"] for member in metadata["table"]] == ["max_opts"] * 4
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import vector_of
+from toys_agents import equal, vector_of
 
 import jaxrl
 from jaxrl.agents import Agent
@@ -102,13 +102,6 @@ def batch_of(name: str, agent: Agent, state: Any) -> Batch:
         by_time = jax.tree.map(lambda x: x.reshape(T, N, *x.shape[1:]), items)
         items = agent.prepare(state, Rollout(by_time, (by_time.discount == 0).at[-1].set(True)))
     return Batch(items, jnp.arange(SIZE), jnp.ones(SIZE))
-
-
-def equal(first: Any, second: Any) -> bool:
-    return all(
-        np.array_equal(np.asarray(a), np.asarray(b))
-        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
-    )
 
 
 @pytest.mark.every_day("dqn", "cql", "td3_bc", "ppo", "pqn", "reppo", "bc", "iql")  # one of each module, with most

@@ -10,17 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import ks_2samp
-from toys_envs import BREAK, breaking, counting, nan_at, rollout, time_limited
+from toys_envs import BREAK, breaking, counting, idle, nan_at, rollout, time_limited
 
 from jaxrl.envs import Env, TimeStep, VecEnv, make_env, vectorise
 from jaxrl.envs.resets import FRESH_BYTES
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.types import Step
-
-
-def idle(steps: int, num_envs: int = 3) -> np.ndarray:
-    return np.zeros((steps, num_envs), np.int32)
 
 
 def bits(x: np.ndarray) -> bytes:

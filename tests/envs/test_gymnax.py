@@ -9,11 +9,12 @@ import jax
 import numpy as np
 import pytest
 from toys_envs import rollout
+from toys_suites import keeps_its_contract
 
 from jaxrl.envs import gymnax as gymnax_adapter, make_env, vectorise
 from jaxrl.envs.gymnax import names
 from jaxrl.errors import SettingsError
-from jaxrl.spaces import Box, Discrete, sample_space, space_struct
+from jaxrl.spaces import Box, Discrete
 
 NEEDS_A_DOWNLOAD = {"MNISTBandit-bsuite"}
 
@@ -22,18 +23,8 @@ NEEDS_A_DOWNLOAD = {"MNISTBandit-bsuite"}
 @pytest.mark.parametrize("name", sorted(set(names()) - NEEDS_A_DOWNLOAD))
 def test_every_environment_runs_as_its_spec_says(name: str) -> None:
     with jax.numpy_rank_promotion("allow"):  # some of gymnax's own code relies on it
-        venv = vectorise(make_env(name), 2)
-        keys = jax.random.split(jax.random.key(1), 6).reshape(3, 2)
-        actions = jax.jit(jax.vmap(jax.vmap(lambda key: sample_space(venv.spec.action_space, key))))(keys)
-        first, steps = rollout(venv, actions)
-
-    def declared(lead: tuple[int, ...]) -> object:
-        return jax.tree.map(lambda x: (*lead, *x.shape, x.dtype), space_struct(venv.spec.observation_space))
-
-    assert jax.tree.map(lambda x: (*x.shape, x.dtype), first) == declared((2,))
-    assert jax.tree.map(lambda x: (*x.shape, x.dtype), steps.obs) == declared((3, 2))
-    assert steps.valid.all()
-    assert not (steps.terminated & steps.truncated).any()
+        env = make_env(name)
+    keeps_its_contract(env)
 
 
 def test_cartpole_moves_by_gymnaxs_numbers() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from scipy.stats import ks_2samp
-from toys_envs import counting, nan_at, rollout
+from toys_envs import counting, idle, nan_at, rollout
 
 import jaxrl
 from jaxrl import train
@@ -20,10 +20,6 @@ from jaxrl.envs.resets import FRESH_BYTES, FRESH_WORK
 from jaxrl.errors import SettingsError
 from jaxrl.trees import Key
 from jaxrl.types import Step
-
-
-def idle(steps: int, num_envs: int) -> np.ndarray:
-    return np.zeros((steps, num_envs), np.int32)
 
 
 def uneven(num_envs: int = 4) -> tuple[Env, np.ndarray]:

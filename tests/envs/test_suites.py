@@ -4,16 +4,13 @@ What each suite does is in a file of its own.
 """
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
-from toys_suites import presets_fit, resumes_to_the_same_bits, trains_by_command
+from toys_suites import checked, keeps_its_contract, presets_fit, resumes_to_the_same_bits, trains_by_command
 
 import jaxrl
-from jaxrl import train
 from jaxrl.envs import make_env
 from jaxrl.errors import SettingsError
 
@@ -28,14 +25,11 @@ def of_suites(names: str, rows: list[tuple[Any, ...]]) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
-def installed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Skip what needs a suite that is not installed; let ranks be promoted, in all threads, which suites rely on."""
+def installed(request: pytest.FixtureRequest, ranks_promoted: None) -> None:
+    """Skip what needs a suite that is not installed; let ranks be promoted."""
     suite = request.getfixturevalue("name").partition(":")[0]
     if suite != "memory":
         pytest.importorskip(MODULES.get(suite, suite))
-    jax.config.update("jax_numpy_rank_promotion", "allow")
-    yield
-    jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 @of_suites(
@@ -115,6 +109,25 @@ def test_bad_input_is_refused_in_one_line(name: str, params: Any, said: str) -> 
     with pytest.raises(SettingsError, match=said) as refused:
         make_env(name, **params)
     assert "\n" not in str(refused.value)
+
+
+GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("brax:fast", "brax:inverted_pendulum", "brax:reacher", "craftax:Craftax-Classic-Symbolic-v1", "pgx:2048"),
+        *(f"pgx:minatar-{game}" for game in GAMES),
+        *("playground:CartpoleBalance", "playground:PendulumSwingup", "playground:ReacherEasy"),
+    ],
+)
+@pytest.mark.usefixtures("installed")
+def test_an_environment_passes_the_check(name: str) -> None:
+    env = make_env(name)
+    keeps_its_contract(env)
+    assert checked(env) == []
 
 
 @of_suites(
@@ -207,15 +220,9 @@ def test_a_suite_that_is_not_installed_is_answered_with_the_command_that_install
     name: str, module: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(SettingsError, match=said):
+    with pytest.raises(SettingsError, match=said) as refused:
         make_env(name)
-
-
-def test_the_command_line_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pgx", None)
-    said = r"^[^\n]*games of Pgx need the extra `pgx`: pip install 'jaxrl\[pgx\]'$"
-    with pytest.raises(SettingsError, match=said):  # of which a front door prints one line
-        train.main(["ppo", "--env", "pgx:2048", "--quiet"])
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("module", ["stoa", "envelope"])

@@ -1,7 +1,5 @@
 """JaxMARL: agents share a policy, numbers are the suite's, and limits are not ends."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,16 +12,7 @@ from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box
 
 jaxmarl = pytest.importorskip("jaxmarl")
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def ranks() -> Iterator[None]:
-    """Let the suite's own code promote ranks, which it relies on, in all threads."""
-    before = jax.config.jax_numpy_rank_promotion
-    jax.config.update("jax_numpy_rank_promotion", "allow")
-    yield
-    jax.config.update("jax_numpy_rank_promotion", before)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ranks_promoted")]
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if "facmac" not in name])

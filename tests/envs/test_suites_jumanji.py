@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -16,7 +15,7 @@ from jaxrl.envs import make_env
 from jaxrl.spaces import Box, Discrete, MultiDiscrete
 
 jumanji = pytest.importorskip("jumanji")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ranks_promoted")]
 
 OF_SEVERAL = {"Connector-v3", "LevelBasedForaging-v0", "SearchAndRescue-v0"}
 NAMES = sorted(jumanji.registered_environments() - {*OF_SEVERAL, "Sokoban-v0"})
@@ -29,13 +28,6 @@ FOUND = {
     ],
 }
 """What the check says of environments that end after a number of steps by their own rules, or start nowhere."""
-
-
-@pytest.fixture(autouse=True)
-def _as_users_have_it() -> Iterator[None]:
-    """Allow what Jumanji's own code relies on, where other tests are strict."""
-    with jax.numpy_rank_promotion("allow"):
-        yield
 
 
 @pytest.mark.parametrize("name", NAMES)

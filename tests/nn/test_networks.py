@@ -267,13 +267,6 @@ def test_every_part_of_an_observation_counts_in_its_own_row_and_in_no_other(name
         np.testing.assert_array_equal(new_value[1:], value[1:])
 
 
-def test_images_of_bytes_are_seen_as_fractions():
-    toy, image = a_toy("image"), observations("image", 6)
-    fractions = ActorCritic(Box(0.0, 1.0, IMAGE.shape), OUTPUTS, features=(8, 5))
-    value = jax.jit(fractions.apply)(toy.drawn, image.astype(np.float32) / 255)[1]
-    np.testing.assert_allclose(toy.apply(toy.drawn, image)[1], value, atol=1e-5)
-
-
 def test_convolutions_by_hand():
     # Of an image with a single 1 in its middle, each output is the entry of the kernel that meets it.
     layer = Convolutions(channels=(1,))
@@ -283,10 +276,8 @@ def test_convolutions_by_hand():
     assert layer.apply(params, image)[0].tolist() == [9.5, 8.5, 7.5, 6.5, 5.5, 4.5, 3.5, 2.5, 1.5]
 
 
-def test_images_are_convolved_unless_told_otherwise():
-    conv, dense = (a_toy("image", torso=torso).shapes["actor_torso"] for torso in ("auto", "mlp"))
-    assert conv["Convolutions_0"]["Conv_0"]["kernel"].shape == (3, 3, 2, 16)
-    assert conv["MLP_0"]["Dense_0"]["kernel"].shape == ((5 - 2) * (4 - 2) * 16, 8)
+def test_an_image_is_flattened_where_dense_layers_are_asked_for():
+    dense = a_toy("image", torso="mlp").shapes["actor_torso"]
     assert dense["Dense_0"]["kernel"].shape == (5 * 4 * 2, 8)
 
 

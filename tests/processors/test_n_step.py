@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_processors import processed
+from toys_processors import processed, random_steps
 
 from jaxrl.errors import SettingsError
 from jaxrl.processors import Processor, init_processor, n_step
@@ -154,32 +154,11 @@ def reference(n: int, gamma: float, first: np.ndarray, steps: Step) -> dict[str,
     return {name: np.array(value, np.float32) for name, value in rows.items()}
 
 
-def random_steps(seed: int, count: int = 30, num_envs: int = 5) -> tuple[np.ndarray, Step]:
-    rng = np.random.default_rng(seed)
-    shape = (count, num_envs)
-    ends = rng.choice(3, shape, p=[0.7, 0.15, 0.15])
-    invalid = rng.random(shape) < 0.05
-    final_obs = rng.integers(0, 1000, (*shape, 2)).astype(np.float32)
-    done = (ends > 0) | invalid
-    obs = np.where(done[..., None], rng.integers(0, 1000, (*shape, 2)), final_obs).astype(np.float32)
-    steps = Step(
-        action=rng.integers(0, 4, shape).astype(np.int32),
-        extras=(),
-        reward=np.where(invalid, 0, rng.integers(-8, 9, shape)).astype(np.float32),
-        terminated=(ends == 1) & ~invalid,
-        truncated=(ends == 2) | invalid,
-        final_obs=final_obs,
-        obs=obs,
-        valid=~invalid,
-    )
-    return rng.integers(0, 1000, (num_envs, 2)).astype(np.float32), steps
-
-
 @pytest.mark.every_day("1", "7")
 @pytest.mark.parametrize("n", [1, 2, 3, 7])
 def test_random_steps_agree_with_the_reference(n: int) -> None:
     """Of three seeds, side by side."""
-    several = [random_steps(seed) for seed in range(3)]
+    several = [random_steps(steps=30, num_envs=5, seed=seed, invalid=0.05) for seed in range(3)]
     first = np.concatenate([first for first, _ in several])
     steps = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *(steps for _, steps in several))
     out = transitions(n_step(n, GAMMA), first, steps)
@@ -189,7 +168,7 @@ def test_random_steps_agree_with_the_reference(n: int) -> None:
 
 
 def test_other_discounts_agree_to_rounding() -> None:
-    first, steps = random_steps(9)
+    first, steps = random_steps(steps=30, num_envs=5, seed=9, invalid=0.05)
     out = transitions(n_step(5, 0.97), first, steps)
     for name, expected in reference(5, 0.97, first, steps).items():
         np.testing.assert_allclose(getattr(out, name), expected, rtol=1e-5, atol=1e-5, err_msg=name)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toys_bits import require_same_bits
 from toys_envs import counting, rollout
-from toys_processors import processed
+from toys_processors import processed, random_steps
 from toys_steps import stepped
 
 from jaxrl.agents import Agent
@@ -110,24 +110,6 @@ def test_the_variance_is_one_before_there_are_two_rows() -> None:
 
 
 # --- observations ---------------------------------------------------------------------------------------------------
-
-
-def random_steps(steps: int = 12, num_envs: int = 4, shape: tuple[int, ...] = (2,), seed: int = 0) -> tuple[Any, Step]:
-    """Make first observations and steps of which some end an episode, with observations far from 0 and 1."""
-    rng = np.random.default_rng(seed)
-    draw = lambda *lead: rng.normal(5.0, 3.0, (*lead, *shape)).astype(np.float32)
-    ends = rng.choice(3, (steps, num_envs), p=[0.6, 0.2, 0.2])
-    final_obs = draw(steps, num_envs)
-    return draw(num_envs), Step(
-        action=np.zeros((steps, num_envs), np.int32),
-        extras=(),
-        reward=np.ones((steps, num_envs), np.float32),
-        terminated=ends == 1,
-        truncated=ends == 2,
-        final_obs=final_obs,
-        obs=np.where((ends > 0).reshape(steps, num_envs, *(1,) * len(shape)), draw(steps, num_envs), final_obs),
-        valid=np.ones((steps, num_envs), bool),
-    )
 
 
 def scaled(x: np.ndarray, history: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_envs import counting
-from toys_processors import processed
+from toys_processors import processed, random_steps
 
 from jaxrl.agents import Agent
 from jaxrl.errors import SettingsError
@@ -30,22 +30,15 @@ BLANK = jnp.array([-1.0, -2.0])
 STEPS, ENVS = 10, 4
 
 
-def random_steps(memory: Any = BLANK, seed: int = 0) -> tuple[Any, Step]:
+def remembered(memory: Any = BLANK) -> tuple[Any, Step]:
     """Make steps of which some end an episode; each leaves memories that appear nowhere else."""
-    rng = np.random.default_rng(seed)
-    ends = rng.choice(3, (STEPS, ENVS), p=[0.6, 0.2, 0.2])
-    assert ((ends > 0).any(1) & ~(ends > 0).all(1)).sum() > 3
+    first, steps = random_steps(steps=STEPS, num_envs=ENVS)
+    ends = steps.terminated | steps.truncated
+    assert (ends.any(1) & ~ends.all(1)).sum() > 3
+    rng = np.random.default_rng(1)
     draw = lambda shape: rng.normal(size=(STEPS, ENVS, *shape)).astype(np.float32)
-    return rng.normal(size=(ENVS, 2)).astype(np.float32), Step(
-        action=rng.integers(0, 2, (STEPS, ENVS)).astype(np.int32),
-        extras={"memory": jax.tree.map(lambda x: draw(x.shape), memory), "raw": draw(())},
-        reward=draw(()),
-        terminated=ends == 1,
-        truncated=ends == 2,
-        final_obs=draw((2,)),
-        obs=draw((2,)),
-        valid=np.ones((STEPS, ENVS), bool),
-    )
+    extras = {"memory": jax.tree.map(lambda x: draw(x.shape), memory), "raw": draw(())}
+    return first, steps._replace(extras=extras)
 
 
 def run(processor: Processor, first: Any, steps: Step) -> tuple[Any, Any]:
@@ -55,13 +48,13 @@ def run(processor: Processor, first: Any, steps: Step) -> tuple[Any, Any]:
 
 @pytest.fixture(scope="module")
 def ran() -> tuple[Any, Any, Any, Step]:
-    first, steps = random_steps()
+    first, steps = remembered()
     return *run(carry_memory(one_step(0.9), BLANK), first, steps), first, steps
 
 
 def test_an_episode_begins_with_the_blank_memory() -> None:
     processor = carry_memory(one_step(), BLANK)
-    first, steps = random_steps()
+    first, steps = remembered()
     state = processor.init(jnp.asarray(first))
     started = init_processor(processor, jnp.asarray(first), steps.action[0], jax.tree.map(lambda x: x[0], steps.extras))
     for seen in (processor.observe(state), processor.observe(started)):
@@ -99,7 +92,7 @@ def test_all_else_is_as_without_memory(ran: Any) -> None:
 
 def test_a_memory_may_have_several_parts_of_any_shape() -> None:
     memory = (jnp.zeros(3), {"count": jnp.ones(()), "map": jnp.full((2, 2), 7.0)})
-    first, steps = random_steps(memory)
+    first, steps = remembered(memory)
     seen, out = run(carry_memory(one_step(), memory), first, steps)
     done = steps.terminated | steps.truncated
     for part, after, blank in zip(*map(jax.tree.leaves, (seen.memory, steps.extras["memory"], memory)), strict=True):
@@ -110,7 +103,7 @@ def test_a_memory_may_have_several_parts_of_any_shape() -> None:
 
 
 def test_stacked_frames_are_remembered_beside() -> None:
-    first, steps = random_steps()
+    first, steps = remembered()
     processor = chain(frame_stack(2), one_step())
     seen, out = run(carry_memory(processor, BLANK), first, steps)
     plain_seen, plain = run(processor, first, steps._replace(extras=()))
@@ -120,7 +113,7 @@ def test_stacked_frames_are_remembered_beside() -> None:
 
 
 def test_a_frozen_processor_still_remembers() -> None:
-    first, steps = random_steps()
+    first, steps = remembered()
     processor = carry_memory(chain(normalise_obs(), one_step()), BLANK)
     *_, states = processed(processor, first, steps)
     learnt = processor.get_stats(jax.tree.map(lambda x: x[-1], states))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toys_bits import require_same_bits
 from toys_envs import counting, rollout, time_limited
-from toys_processors import processed
+from toys_processors import processed, random_steps
 
 from jaxrl.envs import vectorise
 from jaxrl.errors import SettingsError
@@ -80,20 +80,7 @@ def test_no_stack_holds_two_episodes() -> None:
 @pytest.mark.parametrize("shape", [(), (5, 4, 2), (1,), (3,), (4, 4)])
 def test_compiled_and_uncompiled_stacks_are_equal(shape: tuple[int, ...]) -> None:
     """Shifting an array in place has gone wrong in compilers before."""
-    rng = np.random.default_rng(0)
-    lead, ends = (5, 3), rng.choice(3, (5, 3), p=[0.6, 0.2, 0.2])
-    frames = [rng.normal(size=(*lead, *shape)).astype(np.float32) for _ in range(2)]
-    steps = Step(
-        action=np.zeros(lead, np.int32),
-        extras=(),
-        reward=np.zeros(lead, np.float32),
-        terminated=ends == 1,
-        truncated=ends == 2,
-        final_obs=frames[0],
-        obs=np.where((ends > 0).reshape(*lead, *(1,) * len(shape)), frames[1], frames[0]),
-        valid=np.ones(lead, bool),
-    )
-    first = rng.normal(size=(3, *shape)).astype(np.float32)
+    first, steps = random_steps(shape, steps=5, num_envs=3)
     compiled = run(frame_stack(4), first, steps)
     with jax.disable_jit():
         plain = run(frame_stack(4), first, steps)

@@ -86,11 +86,6 @@ def _stop_at(end: int) -> Callable[[Report], bool]:
     return lambda report: report.opt_steps >= end
 
 
-def contents(path: Path) -> dict[str, bytes | None]:
-    """Return every entry below `path` with its bytes."""
-    return {str(p.relative_to(path)): p.read_bytes() if p.is_file() else None for p in sorted(path.rglob("*"))}
-
-
 def rewrite_manifest(checkpoint: Path, change: Callable[[dict[str, Any]], Any], reseal: bool = True) -> None:
     """Let `change` alter the manifest of a checkpoint in place, and mend every checksum afterwards."""
     file = checkpoint / "manifest.json"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import BEFORE, LAST, NEWEST, SMALL, SmallRun, Taken, contents, mend, rewrite_manifest, take_up
-from toys_runs import rows_in
+from small_run import BEFORE, LAST, NEWEST, SMALL, SmallRun, Taken, mend, rewrite_manifest, take_up
+from toys_runs import contents, rows_in
 
 from jaxrl import train, verify
 from jaxrl.cli.algos import build

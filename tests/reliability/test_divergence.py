@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_runs import events_in
 
 import jaxrl
-from jaxrl import train
 from jaxrl.errors import DivergedError
 from jaxrl.strategies.guard import Health, get_health, guarded_update, init_health, reseed
 from jaxrl.training.evaluator import Evaluation
@@ -45,11 +45,6 @@ def poisoned(bad: Any, name: str = "loss") -> jaxrl.Strategy:
     return jaxrl.Strategy(init, step, 1, 1, state_fns=jaxrl.StateFns(get_health, reseed))
 
 
-def events(run: Path) -> list[tuple[str, int]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [(row["event"], row["opt_steps"]) for row in rows if row["kind"] == "event" and row["event"] != "note"]
-
-
 def steps_of_rows(run: Path) -> list[int]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [row["opt_steps"] for row in rows if row["kind"] == "train"]
@@ -79,7 +74,7 @@ def test_a_permanent_nan_is_tried_again_and_then_reported(tmp_path: Path) -> Non
         assert part in str(raised.value)
     assert raised.value.exit_code == 3
     # 40 was saved while updates were being skipped: each try begins at 30, the last that was saved in good health.
-    assert events(run) == [("rollback", 30)] * 3 + [("diverged", 50)]
+    assert events_in(run) == [("rollback", 30)] * 3 + [("diverged", 50)]
     assert steps_of_rows(run) == [10, 20, 30, 40]
     assert json.loads((run / "metadata.json").read_text())["status"] == "diverged"
     # What was good is still there, and other settings may go on from it.
@@ -93,7 +88,7 @@ def test_saves_of_skipped_updates_do_not_push_out_the_checkpoint_to_go_back_to(t
     trainer = jaxrl.Trainer(strategy, run_dir=str(run), **settings)
     with pytest.raises(DivergedError):
         trainer.train()
-    assert events(run) == [("rollback", 32), ("diverged", 46)]
+    assert events_in(run) == [("rollback", 32), ("diverged", 46)]
     assert len(Store(run / "checkpoints", 1).steps()) == keep + 1
 
 
@@ -104,7 +99,7 @@ def test_a_run_that_has_diverged_goes_on_from_its_last_good_checkpoint(tmp_path:
     assert Store(run / "checkpoints", 1).steps()[-1] == 40
     mended = poisoned(lambda luck, opt_step: False)
     result = jaxrl.Trainer(mended, run_dir=str(run), resume=True, **settings).train()
-    assert events(run)[-1] == ("resume", 30)
+    assert events_in(run)[-1] == ("resume", 30)
     assert steps_of_rows(run) == [10, 20, 30, 40, 50, 60]
     # Its random numbers are those of a run that never diverged.
     assert state_digest(result.state) == state_digest(jaxrl.Trainer(mended, **settings).train().state)
@@ -119,9 +114,9 @@ def test_with_a_passing_nan_the_run_comes_to_its_end(tmp_path: Path) -> None:
         trainer = jaxrl.Trainer(poisoned(bad), max_chunk=chunk, run_dir=str(run), **settings)
         result = trainer.train()
         digests.add(state_digest(result.state))
-        told.add(tuple(events(run)))
+        told.add(tuple(events_in(run)))
         assert result.summary["opt_steps"] == 100
-        assert result.summary["rollbacks"] == len(events(run)) > 0
+        assert result.summary["rollbacks"] == len(events_in(run)) > 0
         assert steps_of_rows(run) == list(range(10, 101, 10))
     assert (len(digests), len(told)) == (1, 1)
 
@@ -139,7 +134,7 @@ def test_what_was_noted_and_evaluated_after_the_checkpoint_is_undone_with_the_re
     hooks = jaxrl.Hooks(chunk=note)
     trainer = jaxrl.Trainer(strategy, evaluator=judge, hooks=hooks, run_dir=str(tmp_path), **settings)
     result = trainer.train()
-    assert events(tmp_path)[0] == ("rollback", 20)
+    assert events_in(tmp_path)[0] == ("rollback", 20)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["late"] for row in rows if row["kind"] == "train"] == [1.0]
     assert [point.opt_steps for point in result.curve] == [6, 12, 18, 24, 30, 36, 40]
@@ -155,6 +150,29 @@ def test_a_run_that_went_back_resumes_bit_exactly(tmp_path: Path, stop: int) -> 
     jaxrl.Trainer(strategy, max_opts=stop, run_dir=run, **settings).train()
     result = jaxrl.Trainer(strategy, max_opts=100, run_dir=run, resume=True, **settings).train()
     assert state_digest(result.state) == state_digest(whole.state)
+
+
+def test_a_trainer_gives_what_it_went_back_to_the_settings_that_were_changed(tmp_path: Path) -> None:
+    """Else the run would go on with the old ones, of the older checkpoint, and say nothing."""
+    settings: dict[str, Any] = {"save_interval": 10, "max_skips": 3, "run_dir": str(tmp_path), **QUIET}
+
+    def made(kind: int, bad: Any) -> jaxrl.Strategy:
+        strategy, tune = poisoned(bad), lambda state: state._replace(agent=jnp.float32(kind))
+        state_fns = strategy.state_fns._replace(set_hyperparams=tune)
+        info = jaxrl.StrategyInfo(settings={"algo": "custom", "kind": kind})
+        return strategy._replace(info=info, state_fns=state_fns)
+
+    jaxrl.Trainer(made(0, lambda luck, step: False), max_opts=20, **settings).train()
+    agents = list[float]()
+    hooks = jaxrl.Hooks(chunk=lambda trainer, progress: agents.append(float(trainer.state.agent)))
+    spoilt = made(100, lambda luck, step: (step >= 22) & (luck < 0.9))
+    trainer = jaxrl.Trainer(
+        spoilt, max_opts=30, resume=True, allow_changes=True, hooks=hooks, max_chunk=1, max_rollbacks=1, **settings
+    )
+    with pytest.raises(DivergedError):
+        trainer.train()
+    assert trainer.ledger.rollbacks == 1
+    assert min(agents) > 100
 
 
 def test_without_checkpoints_it_goes_back_to_the_beginning() -> None:
@@ -195,7 +213,7 @@ def test_a_run_without_one_valid_step_is_no_success(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match="none of 60 environment steps gave a finite observation and reward") as it:
         jaxrl.Trainer(given(jnp.nan, 1.0), max_opts=30, run_dir=str(run), **QUIET).train()
     assert it.value.exit_code == 3
-    assert events(run) == [("invalid", 10), ("diverged", 30)]
+    assert events_in(run) == [("invalid", 10), ("diverged", 30)]
     assert steps_of_rows(run) == [10, 20, 30]
     assert json.loads((run / "metadata.json").read_text())["status"] == "diverged"
 
@@ -210,13 +228,3 @@ def test_few_valid_steps_are_no_reason_to_fail_and_a_row_without_any_is_told_onc
     assert rows.count(2) > 5
     assert [row["opt_steps"] for row in memory.rows if row.get("event") == "invalid"] == [rows.index(2) + 1]
     assert result.summary["stop"] == "max_opts"
-
-
-@pytest.mark.slow  # every day, the permanent NaN above has this code, and sessions meet such losses of DQN
-def test_the_command_line_ends_with_exit_code_3(tmp_path: Path) -> None:
-    huge = ["--processor.reward-scale", "1e30", "--agent.loss", "squared", "--agent.features", "8"]
-    huge += ["--eval-interval", "0", "--eval-episodes", "0", "--num-envs", "2", "--opt-interval", "2", "--warmup", "16"]
-    huge += ["--buffer.capacity", "64", "--buffer.batch-size", "8", "--max-skips", "9"]
-    with pytest.raises(DivergedError, match="loss was not finite"):
-        train.main(["--env", "CartPole-v1", *huge, "--run-dir", str(tmp_path / "run"), "--quiet"])
-    assert DivergedError.exit_code == 3

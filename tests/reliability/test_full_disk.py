@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from rows_and_scalars import LOGS, scalars, timeless
-from toys_runs import read_lines as lines
+from rows_and_scalars import LOGS, scalars
+from toys_runs import read_lines as lines, repeated_rows
+from toys_trainer import CountState, counting
 
 import jaxrl
 from jaxrl.cli.main import cache_compilations, run_main
@@ -48,30 +48,13 @@ EVERY_DAY = ("limit-0", "limit-1000", "free-0", "read-only")
 KEPT = {"checkpoints": 3, "best": 1}
 """How many are kept of each."""
 
+WALKS = (2000,)
+"""So many that the states fill a file of 8 kB."""
+
 # --- the run ----------------------------------------------------------------------------------------------------
 
 
-class Wide(NamedTuple):
-    key: jax.Array
-    steps: jax.Array
-    walks: jax.Array
-
-
-@functools.cache
-def wide() -> jaxrl.Strategy:
-    """Walk randomly in so many places that the states fill a file of 8 kB; compiled once a process."""
-
-    def init(key: jax.Array) -> Wide:
-        return Wide(key, jnp.uint32(0), jnp.zeros(2000))
-
-    def step(state: Wide, key: Any, t: jax.Array) -> tuple[Wide, dict]:
-        walks = state.walks + jax.random.normal(key, state.walks.shape)
-        return Wide(state.key, state.steps + 1, walks), {"t": t, "walk": walks[0]}
-
-    return jaxrl.Strategy(init, step, 1, 1)
-
-
-def rising(params: Wide, key: jax.Array) -> Evaluation:
+def rising(params: CountState, key: jax.Array) -> Evaluation:
     """Judge every later state better."""
     return Evaluation(np.array([float(params.steps)]), np.array([1]), np.array([True]))
 
@@ -80,7 +63,7 @@ def trainer_of(run: Path, recorders: Sequence[Any] = (), **settings: Any) -> jax
     settings = {"max_opts": END, **settings}
     board = TensorBoardRecorder(run / "tensorboard")
     return jaxrl.Trainer(
-        wide(),
+        counting(walks=WALKS),
         evaluator=rising,
         eval_interval=3,
         record_interval=1,
@@ -433,7 +416,7 @@ def test_meanwhile_old_checkpoints_and_the_best_policy_stay_whole_and_there_is_n
 def test_the_logs_have_every_row_once_and_one_warning_that_is_taken_back(seen: Seen, name: str) -> None:
     here, calm = seen.directory / name, seen.directory / "calm"
     for log in LOGS:
-        assert timeless(lines(here / log)) == timeless(lines(calm / log))
+        assert repeated_rows(lines(here / log)) == repeated_rows(lines(calm / log))
         assert log_problems(here, log) == []
     assert scalars(here / "tensorboard") == scalars(calm / "tensorboard")
     events = seen.runs[name]["events"]

@@ -12,7 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_run import BEFORE, LAST, SMALL, SmallRun, contents
+from small_run import BEFORE, LAST, SMALL, SmallRun
+from toys_runs import contents, full_disk
 from toys_trainer import Scripted, counting
 
 import jaxrl
@@ -141,7 +142,7 @@ def test_rows_that_waited_and_were_written_after_all_are_not_doubled(
     first = JSONLRecorder(path)
     first.write({"kind": "train", "opt_steps": 400})
     with monkeypatch.context() as full:
-        full.setattr("os.write", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        full.setattr("os.write", full_disk)
         first.write({"kind": "train", "opt_steps": 500})
     waiting: dict[str, list[str]] = {}
     first.unwritten(waiting)  # what a checkpoint at 500 keeps

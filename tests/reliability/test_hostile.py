@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from hostile_run import BY_SIZE, DOORS, FEW, HOSTILE, SIZES, go
-from small_run import BEFORE, LAST, NEWEST, SmallRun, contents, rewrite_manifest, take_up
+from small_run import BEFORE, LAST, NEWEST, SmallRun, rewrite_manifest, take_up
+from toys_runs import contents
 
 from jaxrl import train
 from jaxrl.errors import SettingsError

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from rows_and_scalars import LOGS, scalars, timeless
-from toys_runs import read_lines as lines
+from rows_and_scalars import LOGS, scalars
+from toys_runs import read_lines as lines, repeated_rows
 from toys_trainer import CountState, counting
 
 import jaxrl
@@ -109,7 +109,7 @@ def test_after_kills_while_writing_the_logs_equal_those_of_an_undisturbed_run(
     killed_run(killed, kills, max_opts)
     write_often(str(calm), max_opts, resume=False, save_interval=0)
     for log in LOGS:
-        assert timeless(lines(killed / log)) == timeless(lines(calm / log))
+        assert repeated_rows(lines(killed / log)) == repeated_rows(lines(calm / log))
         assert (killed / log).read_text().endswith("\n")
         assert log_problems(killed, log) == []
     assert [row["opt_steps"] for row in lines(killed / LOGS[0]) if row["kind"] == "train"] == [*range(1, max_opts + 1)]
@@ -181,7 +181,7 @@ def undisturbed() -> tuple[str, list[dict[str, Any]]]:
     """The state after 15 steps, and the rows up to there."""
     memory = jaxrl.MemoryRecorder()
     settings = {"evaluator": walked, "eval_interval": 5, "record_interval": 1, "recorders": [memory]}
-    return state_digest(jaxrl.Trainer(counting(), max_opts=15, **settings).train().state), timeless(memory.rows)
+    return state_digest(jaxrl.Trainer(counting(), max_opts=15, **settings).train().state), repeated_rows(memory.rows)
 
 
 @pytest.mark.every_day("write-1", "write-7", "tick-1", "rewind-1", "close-1")
@@ -205,8 +205,8 @@ def test_a_failing_recorder_is_reported_once_and_stops_nothing_else(
     )
     digest, rows = undisturbed
     assert state_digest(trainer.train().state) == digest
-    assert timeless(lines(run / LOGS[0])) == rows
-    assert timeless(before.rows) == timeless(after.rows) == [row for row in rows if row["opt_steps"] > 5]
+    assert repeated_rows(lines(run / LOGS[0])) == rows
+    assert repeated_rows(before.rows) == repeated_rows(after.rows) == [row for row in rows if row["opt_steps"] > 5]
     assert failing.calls == k
     said = capsys.readouterr().err
     assert said.count("recorder Failing failed and is left out: RuntimeError: out of order") == 1

@@ -3,14 +3,13 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import SmallRun, contents, rewrite_manifest
+from small_run import SmallRun, rewrite_manifest
+from toys_runs import contents
 from toys_trainer import counting
 
 import jaxrl
@@ -206,13 +205,3 @@ def test_no_checkpoint_is_bad_and_no_run_is_refused(run: Path, capsys: pytest.Ca
     assert "no checkpoint" in errors
     with pytest.raises(SettingsError, match="no run directory"):
         verify.main([str(run.parent / "nowhere")])
-
-
-@pytest.mark.slow
-def test_as_a_process_it_prints_the_lines_and_ends_with_its_code(run: Path) -> None:
-    (run / "checkpoints" / "40" / FILES).write_text("[]")
-    done = subprocess.run([sys.executable, "-m", "jaxrl.verify", str(run)], capture_output=True, text=True)
-    assert done.returncode == 6
-    assert [line.split()[0] for line in of_checkpoints(done.stdout)] == ["10", "20", "30", "40"]
-    assert "Traceback" not in done.stderr
-    assert json.loads((run / "metadata.json").read_text())["status"] == "max_opts"

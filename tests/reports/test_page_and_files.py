@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from test_groups_and_curves import groups_of
 from toys_runs import log, place, write_population, write_run, write_search
 
 from jaxrl import report
 from jaxrl.errors import SettingsError
 from jaxrl.reports.exports import to_aggregate_csv, to_csv, to_marl_eval
-from jaxrl.reports.groups import Group, group_runs, remarks
+from jaxrl.reports.groups import Group, remarks
 from jaxrl.reports.page import page
 from jaxrl.reports.picture import write_png
 from jaxrl.reports.populations import populations
@@ -49,10 +50,6 @@ class Reader(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         (self.scripts if self.open[-1:] == ["script"] else self.texts).append(data)
-
-
-def groups_of(*paths: Path) -> list[Group]:
-    return group_runs(read_runs(map(str, paths)))
 
 
 @pytest.fixture

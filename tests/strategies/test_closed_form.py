@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_closed_form import TOYS, action_preference, clock_terminates, clock_truncates, constant_reward
+from toys_closed_form import TOYS, clock_terminates, constant_reward
 from toys_steps import trained
 
 from jaxrl.agents import dqn
@@ -84,12 +84,6 @@ def test_settings_of_one_kind_of_values_learn_them_too(settings):
 def test_every_variant_learns_them(variant, name):
     toy = TOYS[name](DISCOUNT)
     np.testing.assert_allclose(learn(toy, **VARIANTS[variant]), toy.values, atol=1e-2)
-
-
-def test_the_toys_tell_a_cut_from_an_end():
-    cut, ended = clock_truncates(DISCOUNT).values, clock_terminates(DISCOUNT).values
-    assert np.abs(cut - ended).min() > 1
-    assert np.abs(np.diff(action_preference(DISCOUNT).values)).min() == 2
 
 
 # Every day, one update of rescaled values is worked by hand in `tests/agents/test_dqn.py`.

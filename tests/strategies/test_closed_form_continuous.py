@@ -179,13 +179,6 @@ def test_the_greedy_action_is_the_best(variant, kind):
     np.testing.assert_allclose(greedy[here], BEST[here], atol=5e-2)
 
 
-def test_the_toys_tell_a_cut_from_an_end_and_entropy_from_none():
-    plain, soft = values_of_best(0.0), values_of_best(bonus_of_entropy(TEMPERATURE))
-    assert plain[3] - plain[6] > 2
-    assert plain[3] - soft[3] > 0.1
-    np.testing.assert_array_equal(plain[:3], soft[:3])
-
-
 @functools.cache
 def learn_reppo():
     """Return the same of REPPO, and the temperature to which it came down."""

@@ -1,11 +1,15 @@
-"""What processes of tests import, and a Ray cluster of two machines, played by two nodes here."""
+"""What processes of tests import, a Ray cluster of two machines, played by two nodes here, and a population."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from toys_population import BEGUN, two
+
+from jaxrl.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -30,3 +34,17 @@ def cluster(path: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield nodes
     ray.shutdown()
     nodes.shutdown()
+
+
+@pytest.fixture(scope="session")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where two members were trained for 20 steps; do not write there."""
+    run = tmp_path_factory.mktemp("short") / "run"
+    Trainer(two(), **BEGUN, run_dir=run).train()
+    return run
+
+
+@pytest.fixture
+def run(short: Path, tmp_path: Path) -> Path:
+    """Return a directory of a test's own, in which two members were trained for 20 steps."""
+    return Path(shutil.copytree(short, tmp_path / "run"))

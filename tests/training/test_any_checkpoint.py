@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from toys_runs import messages, rows_in, timeless
+from toys_runs import contents, messages, repeated_rows, rows_in
 from toys_trainer import counting, normalising_dqn, small_dqn
 
 import jaxrl
@@ -113,15 +113,6 @@ def test_evaluate_takes_a_step_and_says_which_it_took_unasked(
 # --- branching off ----------------------------------------------------------------------------------------------
 
 
-def contents(path: Path) -> dict[str, bytes | None]:
-    return {str(p.relative_to(path)): p.read_bytes() if p.is_file() else None for p in sorted(path.rglob("*"))}
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    """Read the rows that training repeats: no events, and nothing that the machine decides."""
-    return timeless([row for row in rows_in(run) if row["kind"] != "event"])
-
-
 @pytest.mark.slow
 def test_a_run_that_branches_off_unchanged_is_the_same_run_and_leaves_the_other_as_it_is(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
@@ -131,7 +122,7 @@ def test_a_run_that_branches_off_unchanged_is_the_same_run_and_leaves_the_other_
     branch = jaxrl.Trainer(normalising_dqn(), run_dir=str(new), resume=str(old), from_step=10, **judged).train()
     assert contents(old) == before
     assert state_digest(branch.state) == state_digest(whole.state)
-    assert rows(new) == rows(old)
+    assert repeated_rows(rows_in(new)) == repeated_rows(rows_in(old))
     assert [int(path.name) for path in sorted((new / "checkpoints").iterdir())] == [10, 20]
     metadata = json.loads((new / "metadata.json").read_text())
     assert metadata["forked_from"] == {"run": str(old), "opt_steps": 10}
@@ -204,7 +195,7 @@ def test_training_again_goes_on_from_where_it_is(tmp_path: Path, stored: bool) -
     assert state_digest(second.state) == state_digest(whole.state)
     assert state_digest(first.state) == kept
     if stored:
-        assert [row["opt_steps"] for row in rows(tmp_path / "run")] == [10, 20]
+        assert [row["opt_steps"] for row in repeated_rows(rows_in(tmp_path / "run"))] == [10, 20]
 
 
 def test_training_again_with_nothing_left_says_so_and_returns_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,4 +225,4 @@ def test_training_saves_and_goes_on_where_it_was_stopped_or_left(tmp_path: Path)
     assert saved() == ["10", "20"]
     assert (trainer.stop_reason, trainer.result().summary["opt_steps"]) == ("handle", 20)
     assert trainer.train().summary["opt_steps"] == 30
-    assert [row["opt_steps"] for row in rows(tmp_path / "run")] == [10, 20, 30]
+    assert [row["opt_steps"] for row in repeated_rows(rows_in(tmp_path / "run"))] == [10, 20, 30]

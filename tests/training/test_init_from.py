@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from toys_agents import equal
 from toys_trainer import normalising_dqn, small_dqn
 
 import jaxrl
@@ -60,10 +61,6 @@ def said(run: Path) -> str:
 def saved(run: Path, made: jaxrl.Strategy) -> Any:
     """Train in `run`; return the state at the end."""
     return jaxrl.Trainer(made, run_dir=str(run), **SETTINGS).train().state
-
-
-def equal(a: Any, b: Any) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_recorder_values import values_of
-from toys_runs import rows_in
+from toys_runs import rows_in, values_of
 from toys_trainer import small_dqn
 
 import jaxrl

@@ -3,14 +3,13 @@
 import base64
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tensorboardX.proto.event_pb2 import Event
-from toys_runs import read_lines, rows_about_all, rows_in
+from toys_population import go_on
+from toys_runs import full_disk, read_lines, rows_about_all, rows_in, shown_values
 from toys_trainer import small_dqn
 
 import jaxrl
@@ -33,10 +32,6 @@ def row(step: int, kind: str = "train") -> bytes:
     return json.dumps({"kind": kind, "opt_steps": step}).encode() + b"\n"
 
 
-def refuse(*args: Any) -> None:
-    raise OSError(28, "No space left on device")
-
-
 def steps(run: Path, member: int, kind: str = "eval") -> list[int]:
     """Return the optimisation steps of a member's rows of a kind."""
     return [row["opt_steps"] for row in rows_in(run, member) if row["kind"] == kind]
@@ -52,7 +47,7 @@ def test_what_waits_of_the_population_and_of_others_outlives_a_member_that_goes_
     log = files.log(METRICS)
     log.append(0, row(10))
     with monkeypatch.context() as full:
-        full.setattr(os, "write", refuse)
+        full.setattr(os, "write", full_disk)
         log.append_own(row(10, "population"))
         log.append(0, row(20))
         log.append(1, row(20))
@@ -77,7 +72,7 @@ def test_a_disk_too_full_to_rewind_the_log_leaves_that_for_later_and_no_member_l
     files.close()
     again = GroupFiles(tmp_path, lambda members: dict.fromkeys(members, 10)).log(METRICS)
     with monkeypatch.context() as full:
-        full.setattr(os, "fsync", refuse)
+        full.setattr(os, "fsync", full_disk)
         again.rewind(0, 10)
         again.append(0, row(15))
         again.rewind(1, 10)
@@ -94,30 +89,13 @@ def test_logs_are_closed_although_the_file_of_members_cannot_be_written(
 ) -> None:
     files = GroupFiles(tmp_path, None)
     with monkeypatch.context() as full:
-        full.setattr(os, "write", refuse)
+        full.setattr(os, "write", full_disk)
         files.log(METRICS).append(0, row(10))
     MemberDir(files, 0).write_config({})
-    monkeypatch.setattr(os, "replace", refuse)
+    monkeypatch.setattr(os, "replace", full_disk)
     with pytest.raises(OSError, match="No space left"):
         files.close()
     assert steps(tmp_path, 0, "train") == [10]
-
-
-@pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("short") / "run"
-    Trainer(jaxrl.population(small_dqn(), seeds=2), **LENGTH, run_dir=run).train()
-    return run
-
-
-@pytest.fixture
-def run(short: Path, tmp_path: Path) -> Path:
-    """Return a directory of a test's own, in which two members were trained for 20 steps."""
-    return Path(shutil.copytree(short, tmp_path / "run"))
-
-
-def go_on(run: Path) -> None:
-    Trainer(jaxrl.population(small_dqn(), seeds=2), **{**LENGTH, "max_opts": 40}, run_dir=run, resume=True).train()
 
 
 # --- lines that others have written -------------------------------------------------------------------------------
@@ -207,21 +185,6 @@ def test_one_that_diverges_is_frozen_and_services_are_told(tmp_path: Path, monke
         assert json.loads((run / "metadata.json").read_text())["table"][0]["status"] == "diverged"
 
 
-def shown(board: Path) -> list[int]:
-    """Return the steps that TensorBoard shows of a score: those before the starts of later sessions."""
-    found: list[int] = []
-    for path in sorted(board.iterdir()):
-        data = path.read_bytes()
-        while data:
-            length = int.from_bytes(data[:8], "little")
-            event = Event.FromString(data[12 : 12 + length])
-            if event.HasField("session_log"):
-                found = [step for step in found if step < event.step]
-            found += [event.step for value in event.summary.value if value.tag == "eval/score"]
-            data = data[16 + length :]
-    return found
-
-
 def test_curves_begin_again_with_a_run_that_was_killed_before_its_first_save(tmp_path: Path) -> None:
     made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
     for _ in Trainer(made, **LENGTH, run_dir=run, save_interval=0):
@@ -236,5 +199,6 @@ def test_curves_begin_again_with_a_run_that_was_killed_before_its_first_save(tmp
         Trainer(made, **LENGTH, seed=7, run_dir=run, resume=True).train()
     assert {path: path.read_bytes() for path in (run / "tensorboard").iterdir()} == before
     Trainer(made, **{**LENGTH, "max_opts": 40}, run_dir=run, resume=True).train()
-    assert shown(run / "tensorboard") == [20, 40]
+    shown = shown_values(run / "tensorboard")
+    assert [step for step, value in shown if value.tag == "eval/score"] == [20, 40]
     assert np.isfinite([one["iqm"] for one in rows_about_all(run)]).all()

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from toys_population import LENGTH, digests
 from toys_runs import rows_about_all
 from toys_trainer import counting, small_dqn
 
@@ -18,12 +19,10 @@ from jaxrl.strategies.population import Population, PopulationLayout, resolve_la
 from jaxrl.training.evaluator import CompiledEvaluator
 from jaxrl.training.population.scores import PopulationResult
 from jaxrl.training.storage.group import CHECKPOINTS, open_store
-from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.run_dir import member_dir
 from jaxrl.training.trainer import Trainer
 from jaxrl.xla import forms
 
-LENGTH = {"max_opts": 60, "eval_interval": 20, "eval_episodes": 3, "record_interval": 20, "save_interval": 20}
 SWEEP = {"agent.lr": [1e-2, 1e-3]}
 STRATEGY = small_dqn()
 """One for all tests, compiled once."""
@@ -36,10 +35,6 @@ def made(layout: str = "together") -> Population:
 def train(layout: str = "together", **how: Any) -> PopulationResult:
     result: PopulationResult = Trainer(made(layout), quiet=True, **{**LENGTH, **how}).train()
     return result
-
-
-def digests(result: PopulationResult) -> list[str]:
-    return [state_digest(member.result.state) for member in result.members if member.result is not None]
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,12 @@ import resource
 import shutil
 import signal
 import threading
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from toys_population import BEGUN, LENGTH, digests, go_on, two
 from toys_runs import member_facts, read_lines, rows_about_all, rows_in, timeless, without_line
 from toys_trainer import ByStep, counting, small_dqn
 
@@ -33,7 +32,6 @@ from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.run_dir import member_dir
 from jaxrl.training.trainer import Trainer
 
-LENGTH = {"max_opts": 60, "eval_interval": 20, "eval_episodes": 3, "record_interval": 20, "save_interval": 20}
 SMALL = {"agent.features": [8]}
 
 
@@ -43,41 +41,11 @@ def evaluated(run: Path, members: int) -> list[list[dict]]:
     return [timeless(rows) for rows in (rows_about_all(run), *own)]
 
 
-@cache
-def two(layout: str = "spread") -> Population:
-    return jaxrl.population(small_dqn(), seeds=2, layout=layout)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PopulationResult]:
     """Return where two members have come to their end undisturbed, and the result; do not write there."""
     run = tmp_path_factory.mktemp("whole") / "run"
     return run, Trainer(two(), **LENGTH, run_dir=run, quiet=True).train()
-
-
-BEGUN = {**LENGTH, "max_opts": 20, "quiet": True}
-
-
-@pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("short") / "run"
-    Trainer(two(), **BEGUN, run_dir=run).train()
-    return run
-
-
-@pytest.fixture
-def run(short: Path, tmp_path: Path) -> Path:
-    """Return a directory of a test's own, in which two members were trained for 20 steps."""
-    return Path(shutil.copytree(short, tmp_path / "run"))
-
-
-def go_on(run: Path, **settings: Any) -> PopulationResult:
-    """Train the two members of a directory to 40 steps."""
-    return Trainer(two(), **{**BEGUN, "max_opts": 40, **settings}, run_dir=run, resume=True).train()
-
-
-def digests(result: PopulationResult) -> list[str]:
-    return [state_digest(member.result.state) for member in result.members]
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_recorders import values_of
 from test_recorders_by_name import SHORT, train
 from test_videos import Filmed, stepwise
-from toys_runs import messages, rows_in
+from toys_runs import messages, rows_in, values_of
 from toys_trainer import Scripted, counting
 
 import jaxrl

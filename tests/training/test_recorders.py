@@ -10,10 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
 from rich.console import Console
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.record_writer import masked_crc32c
+from toys_runs import full_disk, values_of
 
 from jaxrl.training.recorders import (
     ConsoleRecorder,
@@ -24,7 +22,6 @@ from jaxrl.training.recorders import (
     TensorBoardRecorder,
     console,
 )
-from jaxrl.training.storage.logs import RowLog
 
 TRAIN = {"kind": "train", "opt_steps": 10, "env_steps": 100, "wall_s": 1.0, "loss": 0.5, "episode_return": None}
 EVAL = {
@@ -37,19 +34,6 @@ def test_nan_and_infinity_are_null_in_rows_that_can_be_read_at_once(tmp_path: Pa
     JSONLRecorder(tmp_path / "log").write({**TRAIN, "loss": float("nan"), "q": float("inf")})
     row = json.loads((tmp_path / "log").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert row == {**TRAIN, "loss": None, "q": None}
-
-
-@given(steps=st.lists(st.integers(0, 20), max_size=12).map(sorted), torn=st.integers(0, 60), at=st.integers(0, 20))
-def test_trimming_keeps_the_past_and_drops_a_torn_line(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[int], torn: int, at: int
-) -> None:
-    path = tmp_path_factory.mktemp("logs") / "log"
-    lines = [json.dumps({"opt_steps": step, "n": n}) + "\n" for n, step in enumerate(steps)]
-    text = "".join(lines)
-    path.write_text(text[: max(0, len(text) - torn)])
-    whole = [line for line in lines if text.index(line) + len(line) <= len(text) - torn + 1]
-    RowLog(path).rewind(at)
-    assert path.read_text() == "".join(line for line in whole if json.loads(line)["opt_steps"] <= at)
 
 
 def test_damaged_lines_are_left_out_and_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +62,7 @@ def test_a_log_that_a_full_disk_could_not_rewind_has_every_later_row_once(
         recorders.write(row(step, 1))
     before = path.read_bytes()
     with monkeypatch.context() as full:
-        full.setattr(os, "fsync", refuse)  # no further file is written
+        full.setattr(os, "fsync", full_disk)  # no further file is written
         recorders.rewind(20)
         recorders.write(row(30, 2))
         assert path.read_bytes().startswith(before) == bool(torn)
@@ -86,25 +70,6 @@ def test_a_log_that_a_full_disk_could_not_rewind_has_every_later_row_once(
     recorders.close()
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert rows == [row(10, 1), row(20, 1), row(30, 2), row(40, 2)]
-
-
-def refuse(*args: Any) -> None:
-    raise OSError(28, "No space left on device")
-
-
-def values_of(board: Path) -> list[tuple[int, Any]]:
-    """Read the values of TensorBoard's files as it does, each with its step, in their order."""
-    found = []
-    for path in sorted(board.iterdir()):
-        data = path.read_bytes()
-        while data:
-            length = int.from_bytes(data[:8], "little")
-            record, sums = data[12 : 12 + length], (data[8:12], data[12 + length : 16 + length])
-            assert sums == tuple(masked_crc32c(part).to_bytes(4, "little") for part in (data[:8], record))
-            event = Event.FromString(record)
-            found += [(event.step, value) for value in event.summary.value]
-            data = data[16 + length :]
-    return found
 
 
 def test_tensorboard_has_the_same_scalars_on_the_opt_steps_axis(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
-from test_recorders import values_of
-from toys_runs import rows_in
+from toys_runs import rows_in, values_of
 from toys_session import single
 from toys_trainer import ByStep, counting
 

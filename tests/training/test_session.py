@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from toys_session import SPEC, Script, digest, drive, single, small
+from toys_session import SPEC, Script, digest, drive, reached, single, small
 
 import jaxrl
 from jaxrl.spaces import to_elements, to_indices
@@ -153,11 +153,11 @@ NO, FITS = [False, False], np.ones((2, 2))
 def test_what_does_not_fit_is_refused_and_changes_nothing(message: str, told: tuple[Any, ...]) -> None:
     session = small()
     actions = session.act(np.zeros((2, 2)))
-    before = session._now
+    before = reached(session)
     with pytest.raises(jaxrl.SettingsError, match=message) as refused:
         session.observe(*told)
     assert "\n" not in str(refused.value)
-    assert session._now is before
+    assert reached(session) is before
     assert session.act(np.zeros((2, 2))).tolist() == actions.tolist()
 
 

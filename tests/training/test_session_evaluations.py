@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from toys_session import Script, drive, single, small
+from toys_session import Script, drive, reached, single, small
 
 import jaxrl
 
@@ -28,7 +28,7 @@ def test_an_evaluation_counts_whole_episodes_and_each_environment_plays_its_shar
     session = small(run_dir=str(tmp_path), hooks=jaxrl.SessionHooks(evaluated=told.append))
     script = Script()
     drive(session, script, 22)  # environment 0 ended at 21, environment 1 at 20
-    counters, params = (session.opt_steps, session.env_steps), jax.device_get(session._now.state.agent.params)
+    counters, params = (session.opt_steps, session.env_steps), jax.device_get(reached(session).state.agent.params)
     session.evaluate_episodes(3)
     assert not session.is_done
     with pytest.raises(jaxrl.SettingsError, match="an evaluation is going on"):
@@ -38,7 +38,7 @@ def test_an_evaluation_counts_whole_episodes_and_each_environment_plays_its_shar
     assert script.step == 30
     assert sorted(told[0].lengths.tolist()) == [2, 3, 3]
     assert (session.opt_steps, session.env_steps) == counters
-    after = jax.device_get(session._now.state.agent.params)
+    after = jax.device_get(reached(session).state.agent.params)
     assert all((a == b).all() for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(after), strict=True))
     assert session.best_score == pytest.approx(told[0].returns.mean())
     session.close()
@@ -122,7 +122,7 @@ def test_training_goes_on_as_if_its_episodes_had_been_cut() -> None:
             session.cut()
         drive(session, script, 10)
     assert one.env_steps == other.env_steps == 22
-    for a, b in zip(*(jax.tree.leaves(each._now.state.agent) for each in (one, other)), strict=True):
+    for a, b in zip(*(jax.tree.leaves(reached(each).state.agent) for each in (one, other)), strict=True):
         np.testing.assert_array_equal(a, b)
     assert one.summary()["episode_return_count"] == other.summary()["episode_return_count"]
 

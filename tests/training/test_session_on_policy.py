@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from toys_session import SPEC, Script, digest, drive, fresh_policy
+from toys_session import SPEC, Script, digest, drive, fresh_policy, reached
 
 import jaxrl
 from jaxrl.agents.returns import last_steps
@@ -60,7 +60,7 @@ def test_no_return_reaches_over_an_episode_that_was_given_up(how: str, tmp_path:
         session = session_of(agent, processor=processor, resume=True, **settings)
     for place in (-1.0, 0.0, 1.0):  # the environment begins anew
         take(session, place)
-    state = session._now.state
+    state = reached(session).state
     items = jax.tree.map(lambda x: x[:5], state.items)  # the sixth step is still to come
     assert np.asarray(items.is_last)[:2, 0].tolist() == [False, True]
     assert np.asarray(items.is_first)[:3, 0].tolist() == [True, False, True]

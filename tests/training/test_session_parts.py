@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toys_bits import require_same_bits
 from toys_envs import counting
-from toys_session import BOX, Script, beside_trainer, digest, drive, fresh_policy, single, small
+from toys_session import BOX, Script, beside_trainer, digest, drive, fresh_policy, reached, single, small
 
 import jaxrl
 from jaxrl.spaces import Box
@@ -88,7 +88,7 @@ def test_it_pushes_and_learns_what_a_trainer_does(kind: str) -> None:
     has_box = parts.pop("spec", None) is not None
     # Twelve iterations: until the buffer has begun to be written over.
     session, theirs, told, _ = beside_trainer(with_box(env) if has_box else env, agent, 12, **parts)
-    ours = session._now.state
+    ours = reached(session).state
     if kind == "dqn":  # it follows the schedule to the step
         np.testing.assert_allclose(told["lr"], 1e-3 * (1 - (session.opt_steps - 1) / 40), rtol=1e-5)
     for name in theirs.buffer.items._fields:
@@ -138,7 +138,7 @@ def test_it_learns_from_rollouts_what_a_trainer_does(kind: str) -> None:
     if core is not None:
         parts["teacher"] = fresh_policy(env.spec, jaxrl.ppo(features=(), core=core, core_features=4))
     session, theirs, told, metrics = beside_trainer(env, agent, 6, **parts)
-    require_close(session._now.state.agent, theirs.agent)
+    require_close(reached(session).state.agent, theirs.agent)
     if core is not None:
         kl = metrics["teacher_kl"].sum / metrics["teacher_kl"].count
         assert kl > 1e-3

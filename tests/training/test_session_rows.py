@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toys_agents import vector_of
 from toys_runs import rows_in, timeless
-from toys_session import PARTS, SPEC, Script, digest, drive, single, small
+from toys_session import PARTS, SPEC, Script, digest, drive, reached, single, small
 
 import jaxrl
 from jaxrl.training.storage.logs import log_problems
@@ -106,7 +106,7 @@ def test_how_often_rows_are_written_changes_no_bit_of_the_training() -> None:
     for interval in (0, 7):
         session = small(record_interval=interval)
         drive(session, Script(), 44)
-        agents.append(np.asarray(vector_of(session._now.state.agent.params)))
+        agents.append(np.asarray(vector_of(reached(session).state.agent.params)))
     np.testing.assert_array_equal(*agents)
 
 

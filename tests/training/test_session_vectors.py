@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 from toys_gymnasium import Counting
-from toys_session import small
+from toys_session import reached, small
 
 import jaxrl
 from jaxrl.errors import SettingsError
@@ -55,7 +55,7 @@ def test_each_step_is_learnt_from_once_and_no_reset(mode: Any) -> None:
     taken = drive(session, envs, STEPS)
     resets = STEPS // 5 if mode == MODES.NEXT_STEP else 0  # two in each ten steps of a vector
     assert taken == 2 * (STEPS - resets)
-    items, rows = session._now.state.buffer.items, slice(0, 2 * STEPS)
+    items, rows = reached(session).state.buffer.items, slice(0, 2 * STEPS)
     weight = np.broadcast_to(np.asarray(items.weight), items.reward.shape)[rows] > 0
     obs, successor, reward, discount = (
         np.asarray(x)[rows][weight] for x in (items.obs, items.next_obs, items.reward, items.discount)
@@ -80,7 +80,7 @@ def test_resets_of_the_wrapper_autoreset_are_not_learnt_from() -> None:
         obs, reward, terminated, truncated, _ = wrapped.step(session.act(obs))
         session.observe(reward, obs, terminated, truncated)
     assert env.total == 40
-    items = session._now.state.buffer.items
+    items = reached(session).state.buffer.items
     learnt = np.asarray(items.weight)[:50].ravel() > 0
     assert learnt.sum() == 40
     step, episode = np.asarray(items.obs)[:50].reshape(50, 2)[learnt].T
@@ -110,7 +110,7 @@ def test_an_evaluation_counts_whole_episodes_without_resets_and_a_reset_by_hand_
     session = session_of(envs)
     assert drive(session, envs, 3) == 6  # the next step would reset
     assert drive(session, envs, 4) == 14  # but the loop itself has
-    weight = np.asarray(session._now.state.buffer.items.weight)[:14]
+    weight = np.asarray(reached(session).state.buffer.items.weight)[:14]
     assert (weight > 0).all()
 
 

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
-from test_recorders import values_of
 from toys_gymnasium import Counting
-from toys_runs import messages, rows_in, timeless
+from toys_runs import messages, rows_in, timeless, values_of
 from toys_session import single
 
 import jaxrl

@@ -61,14 +61,6 @@ def test_programs_hold_no_form_of_another_platform(other: str) -> None:
     assert texts[other].count("bitcast_convert") < texts["cpu"].count("bitcast_convert")
 
 
-def test_a_strategy_has_programs_of_its_own_for_each_choice() -> None:
-    strategy = small_dqn.__wrapped__()
-    with xla.forms("plain"):
-        program_cache(strategy)["mark"] = True
-        assert "mark" in program_cache(strategy)
-    assert "mark" not in program_cache(strategy)
-
-
 @pytest.mark.every_day("plain-False")
 @pytest.mark.parametrize(("which", "tied"), [("plain", False), ("cpu", True)])
 def test_a_run_is_traced_with_the_forms_that_it_is_begun_with(
