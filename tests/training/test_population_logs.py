@@ -185,6 +185,12 @@ def test_one_that_diverges_is_frozen_and_services_are_told(tmp_path: Path, monke
         assert json.loads((run / "metadata.json").read_text())["table"][0]["status"] == "diverged"
 
 
+@pytest.mark.parametrize(("status", "failed"), [("max_opts", False), ("SIGTERM", False), ("actor", True)])
+def test_services_are_told_whether_a_run_failed(tmp_path: Path, status: str, failed: bool) -> None:
+    (tmp_path / "metadata.json").write_text(json.dumps({"status": status}))
+    assert summary_of(RunInfo("run", tmp_path, {}, (), 0)) == ({"status": status}, failed)
+
+
 def test_curves_begin_again_with_a_run_that_was_killed_before_its_first_save(tmp_path: Path) -> None:
     made, run = jaxrl.population(small_dqn(), seeds=2), tmp_path / "run"
     for _ in Trainer(made, **LENGTH, run_dir=run, save_interval=0):
