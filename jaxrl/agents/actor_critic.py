@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxrl import distributions, masks, nn, shards
 from jaxrl.agents import losses, returns, sequences
@@ -652,7 +653,7 @@ def _update(
         # The policy's gradients were 0 until then. By the moments and the count that this leaves, Adam would take steps
         # of several times the learning rate.
         fresh = parts.gradient_step.init(state.params, lr)
-        opt_state = select(opt_step == config.critic_warmup, fresh, opt_state)
+        opt_state = select(_ends_warmup(opt_state, opt_step, config.critic_warmup), fresh, opt_state)
     result = apply_gradient(
         parts.gradient_step,
         gradient,
@@ -670,6 +671,16 @@ def _update(
         {"loss": result.loss, "grad_norm": result.norm, **metrics},
         jnp.zeros(batch.weight.shape[0], jnp.float32),  # rollouts have no priorities
     )
+
+
+def _ends_warmup(opt_state: PyTree, opt_step: Array, warmup: int) -> Array:
+    """Return whether the update is the first after `warmup` optimisation steps that changes the policy.
+
+    If those before it were skipped, the optimizer has still counted more updates than there were since the warm-up.
+    """
+    counts = [count for _, count in optax.tree_utils.tree_get_all_with_path(opt_state, "count") if not count.ndim]
+    late = [(opt_step > warmup) & (count.astype(jnp.uint32) + warmup > opt_step) for count in counts]
+    return jnp.any(jnp.stack([opt_step == warmup, *late]))
 
 
 def _hold_policy(held: Array, old: PyTree, new: PyTree) -> PyTree:
