@@ -123,6 +123,9 @@ REFUSED: dict[str, list[Row]] = {
         (jaxrl.dqn, {"optimizer_b2": 1.5}, BUILT_AT_ONCE, "agent.optimizer_b2 is 1.5"),
         (jaxrl.dqn, {"optimizer_eps": 1e-5, "make_optimizer": optax.adam}, BUILT_AT_ONCE,
          "optimizer_eps is set beside make_optimizer, which takes its place"),
+        (jaxrl.simba, {"weight_decay": 0.5, "make_optimizer": optax.adam}, BUILT_AT_ONCE,
+         "weight_decay is set beside make_optimizer"),
+        (jaxrl.simba, {"weight_decay": 0.5, "optimizer": "adam"}, BUILT_AT_ONCE, "set, which adam does not have"),
     ],
     "schedules": [
         (jaxrl.dqn, {"lr": "linear(1e-3,0)"}, BUILT_AT_ONCE,
