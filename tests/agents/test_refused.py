@@ -139,6 +139,15 @@ REFUSED: dict[str, list[Row]] = {
          "exponential from 1 to 0; expected both above 0, or both below it"),
         (jaxrl.dqn, {"tau": "linear(0,1.5,10)"}, BUILT_AT_ONCE, r"agent\.tau, in its schedule, is 1\.5"),
         (jaxrl.dqn, {"lr": "linear(-1,1,10)"}, BUILT_AT_ONCE, r"agent\.lr, in its schedule, is -1"),
+        *[
+            (jaxrl.dqn, {"epsilon": jaxrl.linear(1, 0.1, 100), name: value}, BUILT_AT_ONCE,
+             r"agent\.epsilon is a schedule of epsilon_start and epsilon_end, but agent\.epsilon_.* is set as well")
+            for name, value in (
+                ("epsilon_end", 0.01),
+                ("epsilon_start", jaxrl.linear(0.5, 0.2, 10)),
+                ("schedules", ["epsilon_end=constant(0.1)"]),
+            )
+        ],
         (jaxrl.dqn, {"schedules": ["lr"]}, BUILT_AT_ONCE, "agent.schedules has 'lr'; expected NAME=SCHEDULE"),
         (jaxrl.dqn, {"schedules": 3}, BUILT_AT_ONCE, "agent.schedules is 3; expected a list"),
         (jaxrl.dqn, {"schedules": ["featuers=constant(1)"]}, BUILT_AT_ONCE,
