@@ -235,8 +235,8 @@ REFUSED: dict[str, list[Row]] = {
             (jaxrl.sac, settings, BOX, said)
             for settings, said in (
                 ({"batch_norm": "batch", "layer_norm": True}, r"layer_norm is on and agent\.batch_norm batch; set one"),
-                ({"batch_norm": "batch", "core": "gru"}, r"is batch, which networks with a core do not have; leave it"),
-                ({"dropout": 0.1, "core": "gru"}, r"is 0\.1, which networks with a core do not have; leave it out"),
+                ({"batch_norm": "batch", "core": "gru"}, r"is batch, which networks with a core do .* set it to none"),
+                ({"dropout": 0.1, "core": "gru"}, r"is 0\.1, which networks with a core do .* set it to 0\.0"),
                 ({"dropout": 0.1, "batch_norm": "renorm"}, r"is 0\.1, which agent\.batch_norm renorm does not have"),
                 ({"dropout": 0.1, "torso": "simba"}, r"is 0\.1, which torso simba does not have; set dropout to 0"),
                 ({"dropout": 0.1, **own_critic}, r"which a critic made in Python does not have"),
@@ -249,6 +249,14 @@ REFUSED: dict[str, list[Row]] = {
                 ({"pre_activation_norm": True}, r"is on, but agent\.batch_norm none; set batch_norm to"),
                 ({"pre_activation_norm": True, "core": "gru"}, r"is True, which networks with a core do"),
                 ({"weight_norm": True, "core": "gru"}, r"weight_norm is True, which networks with a core do not have"),
+            )
+        ],
+        *[
+            (make, {"core": "gru", **settings}, BOX, said)
+            for make, settings, said in (
+                (jaxrl.simba, {}, r"critic_features is \(512, 512\), which networks with a core .* set it to \(\)"),
+                (jaxrl.simba, {"critic_features": ()}, r"features is \(128,\), .* no block of torso simba before it"),
+                (jaxrl.droq, {}, r"dropout is 0\.01, which networks with a core do not have; set it to 0\.0"),
             )
         ],
         (jaxrl.sac, {"batch_norm": "batch"}, seeing(small_image, Discrete(2)),
