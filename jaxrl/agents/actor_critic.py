@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxrl import distributions, masks, nn, shards
 from jaxrl.agents import losses, returns, sequences
@@ -66,7 +67,7 @@ LR_FACTOR = 1.5
 LR_BOUNDS = (1e-5, 1e-2)
 """Between which it stays, as in RSL-RL."""
 KL_EPSILON = 1e-7
-"""KL divergence up to which a policy counts as unmoved: the rounding of a ratio of 1."""
+"""KL divergence up to which a policy counts as that of actors with older parameters: the rounding of a ratio of 1."""
 CONSTANT_RETURN_RTOL = 1e-6
 """Standard deviation of returns, as a share of their mean, up to which they count as constant."""
 
@@ -214,6 +215,9 @@ class Sample(NamedTuple):
     """Outputs of the policy's head, `[B, head.outputs]`, that would make it the teacher's; `()` without a teacher."""
     demos: PyTree = ()
     """`Demonstrations` with raw actions, one for each step; `()` without any."""
+    policy_bits: Array | tuple[()] = ()
+    """`_policy_bits` of the parameters that acted, the same for each step, for `desired_kl`; `()` if they are unknown,
+    as those of actors on the host."""
 
 
 class _Parts(NamedTuple):
@@ -537,6 +541,8 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
     # Once, over the whole rollout. Normalisation per minibatch is left to `_update`.
     if parts.config.normalise_advantage == "batch":
         advantage = standardise(advantage, weight)
+    if parts.config.desired_kl and "log_prob" not in items.extras:
+        sample = sample._replace(policy_bits=jnp.full(log_prob.shape, _policy_bits(params)))
     return sample._replace(log_prob=behaviour, value=value, advantage=as_sample(advantage), target=as_sample(target))
 
 
@@ -645,14 +651,19 @@ def _update(
     metrics = {name: means[i] for i, name in enumerate(terms)}
     lr, scale = hyper.lr, state.lr_scale
     if config.desired_kl:
-        lr = metrics["lr"] = adapt_lr(lr * scale, metrics["approx_kl"], config.desired_kl)
+        adapted = adapt_lr(lr * scale, metrics["approx_kl"], config.desired_kl)
+        if not isinstance(sample.policy_bits, tuple):
+            moved = sample.policy_bits.ravel()[0] != _policy_bits(state.params)
+            # The same on all shards, as the parameters are, which only a reduction over them tells.
+            adapted = jnp.where(shards.psum(moved.astype(jnp.float32)) > 0, adapted, lr * scale)
+        lr = metrics["lr"] = adapted
         scale = lr / hyper.lr
     opt_state = state.opt_state
     if config.critic_warmup:
         # The policy's gradients were 0 until then. By the moments and the count that this leaves, Adam would take steps
         # of several times the learning rate.
         fresh = parts.gradient_step.init(state.params, lr)
-        opt_state = select(opt_step == config.critic_warmup, fresh, opt_state)
+        opt_state = select(_ends_warmup(opt_state, opt_step, config.critic_warmup), fresh, opt_state)
     result = apply_gradient(
         parts.gradient_step,
         gradient,
@@ -672,21 +683,42 @@ def _update(
     )
 
 
+def _ends_warmup(opt_state: PyTree, opt_step: Array, warmup: int) -> Array:
+    """Return whether the update is the first after `warmup` optimisation steps that changes the policy.
+
+    If those before it were skipped, the optimizer has still counted more updates than there were since the warm-up.
+    """
+    counts = [count for _, count in optax.tree_utils.tree_get_all_with_path(opt_state, "count") if not count.ndim]
+    late = [(opt_step > warmup) & (count.astype(jnp.uint32) + warmup > opt_step) for count in counts]
+    return jnp.any(jnp.stack([opt_step == warmup, *late]))
+
+
 def _hold_policy(held: Array, old: PyTree, new: PyTree) -> PyTree:
     """Return `new` variables; while `held`, the `old` ones but for what belongs to the value function alone."""
-
-    def of_value(keys: Any) -> bool:
-        # In a network of `flax.nnx`, the name of a module is part of that of its parameter, as in `value/kernel`.
-        names = jax.tree_util.keystr(keys, simple=True, separator="/").split("/")
-        return len(names) > 1 and names[1] in VALUE_MODULES
-
-    if not any(of_value(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(new)[0]):
+    if not any(_of_value(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(new)[0]):
         raise SettingsError(
             "agent.critic_warmup: the network of make_network has no parameters of the value function alone, in a "
             f"module called {' or '.join(VALUE_MODULES)}; leave critic_warmup at 0"
         )
-    keep = lambda keys, old, new: new if of_value(keys) else jnp.where(held, old, new)
+    keep = lambda keys, old, new: new if _of_value(keys) else jnp.where(held, old, new)
     return jax.tree_util.tree_map_with_path(keep, old, new)
+
+
+def _of_value(keys: Any) -> bool:
+    """Return whether the variable of this path belongs to the value function alone."""
+    # In a network of `flax.nnx`, the name of a module is part of that of its parameter, as in `value/kernel`.
+    names = jax.tree_util.keystr(keys, simple=True, separator="/").split("/")
+    return len(names) > 1 and names[1] in VALUE_MODULES
+
+
+def _policy_bits(variables: PyTree) -> Array:
+    """Return the sum of the bits of the policy's parameters, uint32: those of another policy have another one.
+
+    Whole numbers have the same sum in each program, where a divergence of 0 would be rounded, in bfloat16 by much.
+    """
+    of_policy = [x for keys, x in jax.tree_util.tree_flatten_with_path(variables)[0] if not _of_value(keys)]
+    floats = [x.astype(jnp.float32) for x in of_policy if jnp.issubdtype(x.dtype, jnp.floating)]
+    return sum((jax.lax.bitcast_convert_type(x, jnp.uint32).sum(dtype=jnp.uint32) for x in floats), start=jnp.uint32(0))
 
 
 def adapt_lr(lr: Array, kl: Array, desired_kl: float) -> Array:
@@ -694,7 +726,7 @@ def adapt_lr(lr: Array, kl: Array, desired_kl: float) -> Array:
 
     Above twice the desired divergence it is lowered, below half of it raised, within `LR_BOUNDS` (RSL-RL,
     https://github.com/leggedrobotics/rsl_rl; Schwarke et al. 2025, https://arxiv.org/abs/2509.10771). That of a
-    policy that has not moved, as before the first update on a rollout, has no meaning.
+    policy from itself has no meaning.
     """
     lower = jnp.maximum(lr / LR_FACTOR, LR_BOUNDS[0])
     raised = jnp.minimum(lr * LR_FACTOR, LR_BOUNDS[1])

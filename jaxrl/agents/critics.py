@@ -283,7 +283,7 @@ def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
     without = {"critic_features": (), "dropout": 0.0, "pre_activation_norm": False, "weight_norm": False}
     for name, alone in {"batch_norm": "none", **without}.items():
         if (value := getattr(config, name)) != alone:
-            raise SettingsError(f"agent.{name} is {value}, which networks with a core do not have; leave it out")
+            raise SettingsError(f"agent.{name} is {value}, which networks with a core do not have; set it to {alone}")
     # Actions must pass a hidden layer together with the core's output. Without actions as input, a linear head
     # suffices.
     behind = 0 if isinstance(space, Discrete) else 1
@@ -296,6 +296,11 @@ def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
     # No layers: those of the policy all come before its core.
     policy = PolicyNetwork(hidden, head.outputs, "mlp", ())
     before, last = config.features[: len(config.features) - behind], config.features[len(config.features) - behind :]
+    if config.torso in nn.RESIDUAL and not before:
+        raise SettingsError(
+            f"agent.features is {config.features}, but with a core the last layer of critics comes behind it, and "
+            f"leaves no block of torso {config.torso} before it; give features another width, or set agent.torso to mlp"
+        )
     critic = Critic(hidden, outputs, "mlp", last, config.activation, config.layer_norm, dtype=config.dtype)
     of_policy, of_critic = masks.view_spec(spec, masks.for_policy), masks.view_spec(spec, masks.for_critic)
     return Networks(

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jaxrl.agents.base import Agent, AgentMaker, Maker
 from jaxrl.agents.checks import Config, replace_settings
 from jaxrl.agents.fields import OptimizerConfig
-from jaxrl.agents.optimizers import GradientStep, gradient_step, optimizer_of, settings_given
+from jaxrl.agents.optimizers import GradientStep, gradient_step, optimizer_of, settings_given, without_usual
 from jaxrl.distributions import Distribution, Head
 from jaxrl.errors import SettingsError, describe_error
 from jaxrl.nn import Network, check_network
 from jaxrl.nn.custom import ROWS, Output
+from jaxrl.registry import config_class
 from jaxrl.spaces import Discrete, EnvSpec, space_struct
 from jaxrl.trees import Array, PyTree
 
@@ -108,6 +109,7 @@ def agent_maker(
     """
     given = {part: arguments.get(part) for part in parts}
     config = replace_settings(name, config, {word: arguments[word] for word in arguments if word not in given})
+    config = without_usual(config, config_class(name)(), given.get("make_optimizer") is not None)
     if check is not None:
         check(config, given)
     return Maker(build, name, config, collect_parts(cast(OptimizerConfig, config), given))

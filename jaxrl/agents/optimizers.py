@@ -6,6 +6,7 @@ config.accumulate)` once, and `gradient_update` and `polyak_update` in each upda
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
@@ -53,7 +54,7 @@ def optimizer_of(config: OptimizerConfig) -> Optimizer:
     if name not in OPTIMIZERS:
         raise SettingsError(f"unknown optimizer {name!r}; {suggest(name, OPTIMIZERS)}")
     for setting in given:
-        able = [n for n, make in OPTIMIZERS.items() if _SETTINGS[setting] in signature(make).parameters]
+        able = [n for n in OPTIMIZERS if _takes(n, setting)]
         if name not in able:
             raise SettingsError(
                 f"agent.{setting} is set, which {name} does not have; optimizers that do: {join_names(able)}"
@@ -68,6 +69,21 @@ def optimizer_of(config: OptimizerConfig) -> Optimizer:
 def settings_given(config: OptimizerConfig) -> dict[str, float]:
     """Return those settings of the optimizer that are not left to Optax."""
     return {name: getattr(config, name) for name in _SETTINGS if getattr(config, name) is not None}
+
+
+def without_usual(config: Any, usual: OptimizerConfig, replaced: bool) -> Any:
+    """Return `config` without those settings of the optimizer that are only an algorithm's `usual` ones.
+
+    They suit its usual optimizer alone: left out are those that another one, `config.optimizer`, does not have, and all
+    if the optimizer is `replaced` by the user's own.
+    """
+    of_other = lambda name: replaced or (config.optimizer in OPTIMIZERS and not _takes(config.optimizer, name))
+    left_out = [name for name, x in settings_given(config).items() if x == getattr(usual, name) and of_other(name)]
+    return replace(config, **dict.fromkeys(left_out))
+
+
+def _takes(optimizer: str, setting: str) -> bool:
+    return _SETTINGS[setting] in signature(OPTIMIZERS[optimizer]).parameters
 
 
 def _kernels(params: PyTree) -> PyTree:

@@ -4,7 +4,7 @@ An agent reads its hyperparameters from its state. `follow` sets those with a sc
 each call, so no agent knows of schedules, and every hyperparameter that can be swept can follow one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -139,19 +139,44 @@ def name_of(line: str) -> str:
 def with_schedules(settings: Mapping[str, Any], old: Iterable[str] = ()) -> dict[str, Any]:
     """Return settings of an agent, with each that is a schedule, or the text of one, moved into `schedules`.
 
-    Schedules that were there, `old`, stay, unless `settings` has a number or a schedule for the same name.
+    Schedules that were there, `old`, stay, unless `settings` has a number or a schedule for the same hyperparameters.
+
+    Raises:
+      SettingsError: `schedules` is no list, or two settings are of the same hyperparameter.
     """
     given = {name: value for name, value in settings.items() if isinstance(value, Schedule) or is_written(value)}
     rest = {name: value for name, value in settings.items() if name not in given}
     before = rest.pop("schedules", None)
     if before is None:
-        before = [line for line in old if name_of(line) not in rest]
+        before = [line for line in old if not _fields(name_of(line)) & rest.keys()]
     lines = [before] if isinstance(before, str) else before
     if not isinstance(lines, list | tuple):
         raise SettingsError(f"agent.schedules is {lines!r}; expected a list, as in [lr=linear(1e-3,0,10000)]")
-    # Whatever is given replaces an old schedule of the same name: a number above, another schedule here.
-    kept = [line for line in lines if name_of(line) not in given]
+    _check_aliases(settings, given.keys(), {name_of(line) for line in lines} if "schedules" in settings else set())
+    # Whatever is given replaces an old schedule of the same fields: a number above, another schedule here.
+    replaced = {field for name in given for field in _fields(name)}
+    kept = [line for line in lines if not _fields(name_of(line)) & replaced]
     return {**rest, "schedules": (*kept, *(f"{name}={value}" for name, value in given.items()))}
+
+
+def _fields(name: str) -> frozenset[str]:
+    """Return the hyperparameters that a schedule of this name sets."""
+    return frozenset(ALIASES.get(name, (name,)))
+
+
+def _check_aliases(settings: Mapping[str, Any], given: Collection[str], listed: Collection[str]) -> None:
+    """Raise `SettingsError` for a schedule of several hyperparameters beside another setting of one of them.
+
+    Schedules are `given` among the settings, or `listed` in `schedules`. Numbers beside the latter are their peaks, as
+    in the settings of a run.
+    """
+    for alias, fields in ALIASES.items():
+        others = {*given, *listed, *(settings if alias in given else ())}
+        if alias in {*given, *listed} and (beside := [field for field in fields if field in others]):
+            raise SettingsError(
+                f"agent.{alias} is a schedule of {' and '.join(fields)}, but agent.{beside[0]} is set as well; leave "
+                "one of them out"
+            )
 
 
 def schedules_in(lines: Iterable[str]) -> dict[str, Schedule]:
@@ -171,7 +196,7 @@ def schedules_in(lines: Iterable[str]) -> dict[str, Schedule]:
 def scheduled_settings(agent: Mapping[str, Any]) -> set[str]:
     """Return which settings of a run, as `agent.lr`, follow a schedule in the settings `agent`."""
     names = schedules_in(agent.get("schedules", ()))
-    return {f"agent.{field}" for name in names for field in ALIASES.get(name, (name,))}
+    return {f"agent.{field}" for name in names for field in _fields(name)}
 
 
 # --- as an agent follows them -----------------------------------------------------------------------------------

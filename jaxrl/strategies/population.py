@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl.agents.custom import PARTS
 from jaxrl.agents.fields import rules_of
 from jaxrl.agents.schedules import scheduled_settings
 from jaxrl.errors import SettingsError, check_between, check_count, check_type, suggest
 from jaxrl.parsing import format_repr, format_settings, parse_float
-from jaxrl.registry import ALGORITHMS, config_class
+from jaxrl.registry import ALGORITHMS, algorithm_maker, config_class
 from jaxrl.strategies.base import Strategy, format_name
 from jaxrl.trees import PyTree, make_key
 from jaxrl.tuning import Override, override, trace_hyperparams, trace_initial
@@ -198,7 +199,14 @@ def make_population(
     search: Any,
     layout: PopulationLayout,
 ) -> Population:
-    """Build a population of `seeds` members for each of the settings `combined`, whose strategies are `variants`."""
+    """Build a population of `seeds` members for each of the settings `combined`, whose strategies are `variants`.
+
+    Raises:
+      SettingsError: values of a member's agent, each of which it may have, contradict each other.
+    """
+    for swept, strategy in zip(combined, variants, strict=True):
+        if any(name.startswith("agent.") for name in swept):
+            _check_agent(strategy.info.settings or {})
     settings = {**settings_of_sweep(sweep, seeds, members, draw_seed), "layout": layout.name, "width": layout.width}
     if search is not None:
         search = search.within(sweep, draw_seed)
@@ -389,6 +397,18 @@ def _value(algo: str | None, name: str, value: Any) -> float:
     if field in rules:
         return float(rules[field][0].check(name, value))
     return check_between(name, value, -1e30, 1e30)
+
+
+def _check_agent(settings: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` for settings of an agent that a run alone could not have."""
+    algo, agent = str(settings.get("algo")), settings.get("agent") or {}
+    if algo not in ALGORITHMS or ALGORITHMS[algo].make is not None:
+        return
+    kind = config_class(algo)
+    # Of the parts made in Python, checks ask only whether they are there.
+    parts = {part: lambda *_: None for part in settings.get("custom") or () if part in PARTS}
+    config = kind(**{name: agent[name] for name in kind.__dataclass_fields__ if name in agent})
+    algorithm_maker(algo)(config, **parts)
 
 
 def replace_settings(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from jaxrl.agents.fields import SequenceConfig
 from jaxrl.errors import SettingsError, check_between, check_count, suggest
 from jaxrl.parsing import as_int
 from jaxrl.paths import local
-from jaxrl.registry import RECORDERS, import_name
+from jaxrl.registry import ALGORITHMS, RECORDERS, import_name
 from jaxrl.strategies.base import Strategy
 from jaxrl.training.mesh import as_text, read_mesh
 from jaxrl.training.schedule import Schedule, round_to_iterations
@@ -443,11 +443,13 @@ def unread(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the settings that nothing reads under `settings`.
 
     They are those of a distribution of returns without one, those of sequences without a recurrent core, and `send` of
-    actors with rollouts, of which each is a block.
+    actors with rollouts, of which each is a block. What an algorithm of the user's own reads is not known, so none of
+    its settings are among them.
     """
-    agent = settings.get("agent")
-    known = agent if isinstance(agent, Mapping) else {}
-    of_core = () if known.get("core", "none") != "none" else SequenceConfig.__dataclass_fields__
+    agent, row = settings.get("agent"), ALGORITHMS.get(str(settings.get("algo")))
+    built_in = row is not None and row.make is None
+    known = agent if built_in and isinstance(agent, Mapping) else {}
+    of_core = SequenceConfig.__dataclass_fields__ if known.get("core") == "none" else ()
     of_returns: tuple[str, ...] = ()
     if "values" in known:
         of_returns += () if known["values"] == "c51" else ("v_min", "v_max")

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from toys_agents import CONTINUOUS
 
@@ -76,3 +77,22 @@ def test_a_strategy_tells_them() -> None:
     strategy = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), agent, num_envs=4, rollout=8)
     assert strategy.info.settings is not None
     assert strategy.info.settings["agent"]["weight_decay"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("make", "other", "left"),
+    [
+        (jaxrl.crossq, {"optimizer": "rmsprop"}, {}),
+        (jaxrl.crossq, {"optimizer": "nadam"}, {"optimizer_b1": 0.5}),
+        (jaxrl.crossq, {"make_optimizer": optax.adamax}, {}),
+        (jaxrl.simba, {"optimizer": "adam"}, {}),
+        (jaxrl.fast_sac, {"optimizer": "adam"}, {"optimizer_b2": 0.95}),
+        (jaxrl.fast_td3, {"make_optimizer": optax.adamax}, {}),
+    ],
+)
+def test_the_constants_that_an_algorithm_has_by_default_give_way_to_another_optimizer(
+    make: Any, other: dict[str, Any], left: dict[str, float]
+) -> None:
+    settings = make(**other)(CONTINUOUS).info.settings
+    constants = ("optimizer_eps", "optimizer_b1", "optimizer_b2", "weight_decay")
+    assert {name: settings[name] for name in constants if settings[name] is not None} == left

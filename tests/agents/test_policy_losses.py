@@ -199,6 +199,21 @@ def test_metrics_of_shards_are_means_over_all_steps_that_count():
     of_shards = jax.jit(jax.vmap(update, axis_name=shards.AXIS))(each)
     for name in ("approx_kl", "entropy", "value_loss", "lr"):
         np.testing.assert_allclose(of_shards[name], np.full(4, whole[name]), rtol=1e-5, err_msg=name)
+    # Not by chance: a learning rate of each shard's own could not be one for all.
+    one = jax.vmap(lambda sample: update(sample)["lr"], axis_name=shards.AXIS, out_axes=None)
+    assert jax.eval_shape(one, each).shape == ()
+
+
+def test_the_learning_rate_is_not_adapted_to_what_a_rollout_and_its_minibatches_are_rounded_by():
+    """Of a policy that has not moved, a minibatch in bfloat16 may have other log-probabilities than its rollout."""
+    agent = an_agent(SPECS["discrete"], desired_kl=1.0)
+    state, sample = beginning(agent, SPECS["discrete"])
+    state = state._replace(hyper=state.hyper._replace(lr=jnp.float32(1e-3)), lr_scale=jnp.float32(1.0))
+    rounded, update = sample._replace(log_prob=sample.log_prob + 0.01), updating(agent)
+    state, metrics = update(state, rounded)
+    assert metrics["approx_kl"] > 1e-5
+    np.testing.assert_allclose(metrics["lr"], 1e-3, rtol=1e-6)
+    np.testing.assert_allclose(update(state, rounded)[1]["lr"], 1.5e-3, rtol=1e-6)
 
 
 # --- old parameters ---------------------------------------------------------------------------------------------
@@ -363,6 +378,8 @@ def test_the_policy_stays_while_values_are_learnt_alone_and_then_begins_with_a_f
     np.testing.assert_array_equal(policy, policy_before)
     assert np.abs(value - value_before).max() > 1e-3
     fresh_state = jax.jit(without.init)(jax.random.key(0))._replace(params=warm.params)
-    then, as_new = (vector_of(updated(*pair, 3).params) for pair in ((agent, warm), (without, fresh_state)))
-    np.testing.assert_allclose(then, as_new, atol=1e-7)
-    assert np.abs(then - vector_of(warm.params)).max() > 1e-3
+    as_new = vector_of(updated(without, fresh_state, 3).params)
+    for first in (3, 5):  # the update that begins it, and one before which two were skipped
+        then = vector_of(updated(agent, warm, first).params)
+        np.testing.assert_allclose(then, as_new, atol=1e-7)
+        assert np.abs(then - vector_of(warm.params)).max() > 1e-3

@@ -123,6 +123,9 @@ REFUSED: dict[str, list[Row]] = {
         (jaxrl.dqn, {"optimizer_b2": 1.5}, BUILT_AT_ONCE, "agent.optimizer_b2 is 1.5"),
         (jaxrl.dqn, {"optimizer_eps": 1e-5, "make_optimizer": optax.adam}, BUILT_AT_ONCE,
          "optimizer_eps is set beside make_optimizer, which takes its place"),
+        (jaxrl.simba, {"weight_decay": 0.5, "make_optimizer": optax.adam}, BUILT_AT_ONCE,
+         "weight_decay is set beside make_optimizer"),
+        (jaxrl.simba, {"weight_decay": 0.5, "optimizer": "adam"}, BUILT_AT_ONCE, "set, which adam does not have"),
     ],
     "schedules": [
         (jaxrl.dqn, {"lr": "linear(1e-3,0)"}, BUILT_AT_ONCE,
@@ -136,6 +139,15 @@ REFUSED: dict[str, list[Row]] = {
          "exponential from 1 to 0; expected both above 0, or both below it"),
         (jaxrl.dqn, {"tau": "linear(0,1.5,10)"}, BUILT_AT_ONCE, r"agent\.tau, in its schedule, is 1\.5"),
         (jaxrl.dqn, {"lr": "linear(-1,1,10)"}, BUILT_AT_ONCE, r"agent\.lr, in its schedule, is -1"),
+        *[
+            (jaxrl.dqn, {"epsilon": jaxrl.linear(1, 0.1, 100), name: value}, BUILT_AT_ONCE,
+             r"agent\.epsilon is a schedule of epsilon_start and epsilon_end, but agent\.epsilon_.* is set as well")
+            for name, value in (
+                ("epsilon_end", 0.01),
+                ("epsilon_start", jaxrl.linear(0.5, 0.2, 10)),
+                ("schedules", ["epsilon_end=constant(0.1)"]),
+            )
+        ],
         (jaxrl.dqn, {"schedules": ["lr"]}, BUILT_AT_ONCE, "agent.schedules has 'lr'; expected NAME=SCHEDULE"),
         (jaxrl.dqn, {"schedules": 3}, BUILT_AT_ONCE, "agent.schedules is 3; expected a list"),
         (jaxrl.dqn, {"schedules": ["featuers=constant(1)"]}, BUILT_AT_ONCE,
@@ -223,8 +235,8 @@ REFUSED: dict[str, list[Row]] = {
             (jaxrl.sac, settings, BOX, said)
             for settings, said in (
                 ({"batch_norm": "batch", "layer_norm": True}, r"layer_norm is on and agent\.batch_norm batch; set one"),
-                ({"batch_norm": "batch", "core": "gru"}, r"is batch, which networks with a core do not have; leave it"),
-                ({"dropout": 0.1, "core": "gru"}, r"is 0\.1, which networks with a core do not have; leave it out"),
+                ({"batch_norm": "batch", "core": "gru"}, r"is batch, which networks with a core do .* set it to none"),
+                ({"dropout": 0.1, "core": "gru"}, r"is 0\.1, which networks with a core do .* set it to 0\.0"),
                 ({"dropout": 0.1, "batch_norm": "renorm"}, r"is 0\.1, which agent\.batch_norm renorm does not have"),
                 ({"dropout": 0.1, "torso": "simba"}, r"is 0\.1, which torso simba does not have; set dropout to 0"),
                 ({"dropout": 0.1, **own_critic}, r"which a critic made in Python does not have"),
@@ -237,6 +249,14 @@ REFUSED: dict[str, list[Row]] = {
                 ({"pre_activation_norm": True}, r"is on, but agent\.batch_norm none; set batch_norm to"),
                 ({"pre_activation_norm": True, "core": "gru"}, r"is True, which networks with a core do"),
                 ({"weight_norm": True, "core": "gru"}, r"weight_norm is True, which networks with a core do not have"),
+            )
+        ],
+        *[
+            (make, {"core": "gru", **settings}, BOX, said)
+            for make, settings, said in (
+                (jaxrl.simba, {}, r"critic_features is \(512, 512\), which networks with a core .* set it to \(\)"),
+                (jaxrl.simba, {"critic_features": ()}, r"features is \(128,\), .* no block of torso simba before it"),
+                (jaxrl.droq, {}, r"dropout is 0\.01, which networks with a core do not have; set it to 0\.0"),
             )
         ],
         (jaxrl.sac, {"batch_norm": "batch"}, seeing(small_image, Discrete(2)),

@@ -420,9 +420,10 @@ def test_a_term_of_ones_own_moves_its_network_by_its_own_slope() -> None:
 
 
 def test_the_ends_of_its_support_count_as_settings_that_are_read() -> None:
-    of = lambda make: unread({"agent": dict(make(features=(8,))(SPECS["discrete"]).info.settings)})
-    assert "agent.v_min" not in of(jaxrl.reppo)
-    assert "agent.v_min" in of(jaxrl.dqn)
+    settings = lambda algo: dict(getattr(jaxrl, algo)(features=(8,))(SPECS["discrete"]).info.settings)
+    of = lambda algo: unread({"algo": algo, "agent": settings(algo)})
+    assert "agent.v_min" not in of("reppo")
+    assert "agent.v_min" in of("dqn")
 
 
 @pytest.mark.parametrize("learnt", ["temperature", "kl_weight"])

@@ -62,6 +62,12 @@ def test_the_last_word_counts() -> None:
     assert settings(jaxrl.dqn(config, lr=0.5))["lr"] == 0.5
     again = settings(jaxrl.dqn(config, lr=jaxrl.constant(3.0)))
     assert (again["lr"], again["schedules"]) == (3.0, ("tau=linear(0.0,1.0,5)", "lr=constant(3.0)"))
+    both = jaxrl.DQNConfig(schedules=("epsilon=linear(1,0.1,100)",))
+    assert settings(jaxrl.dqn(both, lr=0.5))["schedules"] == ("epsilon=linear(1.0,0.1,100)",)
+    ended = settings(jaxrl.dqn(both, epsilon_end=0.01))
+    assert (ended["epsilon_end"], ended["schedules"]) == (0.01, ())
+    started = settings(jaxrl.dqn(both, epsilon_start=jaxrl.constant(0.5)))
+    assert started["schedules"] == ("epsilon_start=constant(0.5)",)
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ import jaxrl
 class TableConfig:
     lr: float = 0.1
     epsilon: float = 0.3
+    n_step: int = 1
 
 
 class Hyper(NamedTuple):
@@ -164,7 +165,7 @@ def test_an_algorithm_named_on_the_command_line_has_all_commands(
     assert f"jaxrl.train --resume run --algo {MAKE} --max-opts 32" in shown
     assert f"jaxrl.evaluate run --algo {MAKE}" in shown
     config = yaml.safe_load(Path("run/config.yaml").read_text())
-    assert (config["algo"], config["agent"], config["custom"]) == (MAKE, {"lr": 0.05, "epsilon": 0.3}, [])
+    assert (config["algo"], config["agent"], config["custom"]) == (MAKE, {"lr": 0.05, "epsilon": 0.3, "n_step": 1}, [])
     forget(before)
 
     # A run directory alone runs no code.
@@ -190,6 +191,14 @@ def test_an_algorithm_named_on_the_command_line_has_all_commands(
     assert train.main([MAKE, "--resume", "run", "--max-opts", "32"]) == 0
     policy = jaxrl.load_policy("run")
     assert int(policy(np.zeros(4, np.float32))) in (0, 1)
+
+
+def test_a_setting_of_its_own_counts_as_read_whatever_its_name() -> None:
+    given = [MAKE, *SMALL, "--agent.n-step", "5", "--max-opts", "8", "--run-dir", "run", "--quiet"]
+    assert train.main(given) == 0
+    assert not [note for note in parse(given).notes if note.startswith("nothing reads")]
+    with pytest.raises(SettingsError, match=r"other settings or versions \(agent.n_step: 5 -> 3\)"):
+        train.main([MAKE, "--resume", "run", "--agent.n-step", "3", "--max-opts", "16", "--quiet"])
 
 
 @pytest.mark.slow

@@ -123,6 +123,17 @@ def test_what_a_zero_turns_off_is_no_value_of_the_same_program() -> None:
     assert "agent.rho_clip" not in jaxrl.sweepable(a2c)
 
 
+def test_values_of_a_member_that_contradict_its_other_settings_are_refused() -> None:
+    agent, buffer = jaxrl.fast_td3(features=(4,), critic_features=(4,), atoms=5), jaxrl.uniform(256, batch_size=8)
+    fast = jaxrl.off_policy(jaxrl.make_env("Pendulum-v1"), agent, buffer=buffer, num_envs=4, opt_interval=4)
+    swept = jaxrl.population(fast, sweep={"agent.noise": [0.2, 0.4]})
+    assert [member.swept["agent.noise"] for member in swept.members] == [0.2, 0.4]
+    with pytest.raises(
+        jaxrl.SettingsError, match=r"noise_min is 0\.001 and agent\.noise 0\.0005; expected noise_min at"
+    ):
+        jaxrl.population(fast, sweep={"agent.noise": [0.0005, 0.4]})
+
+
 def test_a_strategy_made_by_hand_can_have_several_seeds() -> None:
     made = jaxrl.population(counting(), seeds=3)
     assert [member.seed for member in made.members] == [0, 1, 2]
