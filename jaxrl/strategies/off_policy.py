@@ -258,7 +258,7 @@ def _divide_buffer(buffer: Buffer, shards: int) -> Buffer:
         return buffer
     if (buffer.settings or {}).get("memory") == "host":
         raise SettingsError("buffer.memory is host, where replay cannot be divided into shards; leave one of the two")
-    if buffer.settings is None or buffer.shard is None:
+    if buffer.shard is None:
         raise SettingsError("a buffer of your own cannot be divided into shards; leave shards at 1")
     return buffer.shard(shards)
 

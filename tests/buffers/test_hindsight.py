@@ -250,6 +250,7 @@ def test_an_environment_that_tells_what_goals_pay_needs_no_more_and_another_is_g
     given = jaxrl.hindsight(jaxrl.uniform(64, batch_size=8), goal=bit_flipping(3).goal)
     for env in (bit_flipping(3), bit_flipping(3)._replace(goal=None)):
         assert "buffer" in strategy_of(env, buffer=given).info.settings["custom"]
+    assert strategy_of(buffer=given, opt_interval=2, shards=2).placement.shards == 2
 
 
 REFUSED = {
