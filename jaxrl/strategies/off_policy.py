@@ -392,7 +392,8 @@ def _refill(
 ) -> OffPolicyState:
     """Fill an empty buffer with blocks `first .. stop-1`, by exploring from the current state of the environments.
 
-    A resumed run thus has as much data as before, though not the same: it comes from the restored agent.
+    A resumed run thus has as much data as before, though not the same: it comes from the restored agent. The statistics
+    of the processor stay as they were: these steps count nowhere.
     """
     # `stop` is folded in, so that runs resumed at different iterations draw different steps.
     schedule = learner.schedule
@@ -405,5 +406,6 @@ def _refill(
         state, items, _ = _take_steps(collector, state, block_key, schedule.vector_steps, opt_step, random=False)
         return push(learner, state, items, number)
 
-    empty = _reset_buffer(collector, learner, state)
-    return jax.lax.fori_loop(jnp.asarray(first, jnp.uint32), jnp.asarray(stop, jnp.uint32), fill, empty)
+    empty, processor = _reset_buffer(collector, learner, state), collector.processor.for_actors
+    full = jax.lax.fori_loop(jnp.asarray(first, jnp.uint32), jnp.asarray(stop, jnp.uint32), fill, empty)
+    return full._replace(processor=processor.set_stats(full.processor, processor.get_stats(state.processor)))

@@ -302,7 +302,7 @@ class Run:
         self.state, self._sums, self._refilled = None, None, range(0)  # free memory before loading
         found = self._storage.rollback(self._compiled.like)
         self.ledger = self.ledger.roll_back(found[1]["ledger"] if found else None)
-        state, self._sums = found[0] if found else self._compiled.init(make_key(self.config.seed))
+        state, self._sums = found[0] if found else self._fresh()
         if found:
             state = self._adapt_loaded(state, self.ledger)
         elif self.membership.adopted_at:  # the program was made for the settings from before
@@ -357,6 +357,13 @@ class Run:
     def _initial_weights(self) -> Weights:
         return weights_of(self.config.init_from, self.config.init_parts, lambda: program.state_shapes(self.strategy))
 
+    def _fresh(self) -> Saved:
+        """Return a fresh state with the initial weights, and its sums."""
+        if not self._weights.leaves:  # a run that goes on has not read them
+            self._weights = self._initial_weights()
+        made: Saved = self._weights.after(self._compiled.init)(make_key(self.config.seed))
+        return made
+
     @contextmanager
     def _opened(self) -> Iterator[Storage]:
         """Hold the resources of the run: its directory, logs and signal handlers."""
@@ -393,12 +400,11 @@ class Run:
         with self.ledger.timed("compile"):
             if not goes_on and not self._weights.leaves:  # the run to resume has no checkpoint
                 self._weights = self._initial_weights()
-            compiled = compile_all(
+            self._compiled = compile_all(
                 strategy, key, self.evaluator, self._params, goes_on, self._with_episodes, self.lane.runner is None
             )
-            self._compiled = compiled._replace(init=self._weights.after(compiled.init))
             before = self._actors
-            self._actors = pool_of(strategy, compiled.run, self.interrupt, self._log.event, self.schedule.last)
+            self._actors = pool_of(strategy, self._compiled.run, self.interrupt, self._log.event, self.schedule.last)
         warmup = 0 if goes_on or self._actors is not None else self.schedule.warmup_env_steps
         self._log.stage(f"warming up: {warmup:,} environment steps" if warmup else "getting ready")
         with self.ledger.timed("init"):
@@ -406,7 +412,7 @@ class Run:
             if self._storage.resumes:
                 self._restore()
             elif self._state is None:
-                self.state, self._sums = jax.block_until_ready(self._compiled.init(key))
+                self.state, self._sums = jax.block_until_ready(self._fresh())
             elif self._actors is not None and before is not None:
                 self._actors.take_up(before.facts())
             if self.resume.run:

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from toys_agents import equal
+from toys_envs import counting
 from toys_trainer import normalising_dqn, small_dqn
 
 import jaxrl
 from jaxrl import train
-from jaxrl.errors import JaxrlError, SettingsError
+from jaxrl.errors import DivergedError, JaxrlError, SettingsError
 from jaxrl.strategies.population import with_values
 
 LAYER_0 = "params/params/MLP_0/Dense_0"
@@ -306,6 +308,29 @@ def test_arrays_of_the_caller_are_copied_and_given_again_where_nothing_was_saved
     jaxrl.Trainer(small_dqn(), resume=True, **{**SETTINGS, "run_dir": str(tmp_path / "new"), "max_opts": 30}).train()
     with pytest.raises(SettingsError, match="began with arrays given in Python; give them again"):
         begun(small_dqn(), init_from="arrays given in Python")
+
+
+def test_a_second_call_that_goes_back_to_the_beginning_takes_them_again() -> None:
+    make = jaxrl.dqn(lr=1e-9, features=(4,))
+
+    def diverging(spec: Any) -> Any:
+        """What was begun with diverges, and random networks would not."""
+        agent = make(spec)
+
+        def update(state: Any, batch: Any, key: Any, opt_step: Any) -> Any:
+            spoilt = (opt_step >= 12) & (state.params["params"]["Dense_0"]["bias"][0] > 5)
+            state, metrics, priority = agent.update(state, batch, key, opt_step)
+            return state, {**metrics, "loss": jnp.where(spoilt, jnp.nan, metrics["loss"])}, priority
+
+        return agent._replace(update=update)
+
+    strategy = jaxrl.off_policy(counting(), diverging, buffer=jaxrl.uniform(40, 8), num_envs=2, opt_interval=2)
+    sevens = {"params": {"params": {"Dense_0": {"bias": np.full(2, 7.0, np.float32)}}}}
+    settings = {"eval_interval": 0, "eval_episodes": 0, "quiet": True, "max_skips": 2, "max_rollbacks": 1}
+    trainer = jaxrl.Trainer(strategy, max_opts=8, init_from=sevens, **settings)
+    trainer.train()
+    with pytest.raises(DivergedError):
+        trainer.train(max_opts=30)
 
 
 def test_members_begin_with_the_arrays_that_are_given(tmp_path: Path) -> None:

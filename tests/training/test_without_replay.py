@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from toys_data import walk
+from toys_envs import counting
 from toys_runs import messages, rows_in
 from toys_trainer import small_dqn
 
@@ -118,6 +119,16 @@ def test_such_checkpoints_are_used_like_others_and_what_was_resumed_is_not_said_
     train(tmp_path / "parts", 30, resume=True)
     assert verify.main([str(tmp_path / "parts"), "--replay"]) == 0
     assert capsys.readouterr().out.splitlines()[5:] == ["0 -> 10 bit-equal", "10 -> 20 bit-equal"]
+
+
+def test_steps_of_a_refill_are_in_no_statistics() -> None:
+    processor = jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step())
+    agent, ring = jaxrl.dqn(features=(8,)), jaxrl.uniform(80, 8)
+    strategy = jaxrl.off_policy(counting(), agent, buffer=ring, processor=processor, num_envs=4, opt_interval=4)
+    state = jax.jit(strategy.init)(jax.random.key(0))
+    before = jax.device_get(processor.get_stats(state.processor))
+    filled = jit_refill(strategy)(state._replace(buffer=()), np.uint32(0), np.uint32(10))
+    jax.tree.map(np.testing.assert_array_equal, processor.get_stats(filled.processor), before)
 
 
 def test_a_run_that_diverges_goes_back_and_fills_its_buffer(tmp_path: Path) -> None:
