@@ -23,6 +23,7 @@ from jaxrl.strategies.population import Population, require_movable, require_str
 from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.training.episodes import episode_reporter
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
+from jaxrl.training.film import film_player
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.logbook import algo_and_env
 from jaxrl.training.memory import Plan, plan_of_strategy, require_members_fit
@@ -142,8 +143,9 @@ class PopulationTrainer:
             "max_chunk": max_chunk,
             "raise_on_signal": False,
         }
-        for strategy in self._strategies():
-            self._trainer_without_storage(strategy, evaluator)  # only checks
+        for strategy in self._strategies():  # only checks
+            self._trainer_without_storage(strategy, evaluator)
+            film_player(strategy, self.config)
         self._assign_devices()
 
     def __repr__(self) -> str:
@@ -576,7 +578,7 @@ class PopulationTrainer:
         """Return a trainer like the members', but without storage and output."""
         return Trainer(
             strategy,
-            self.config.changed(run_dir=None, quiet=True, recorders=(), devices=1, mesh=None),
+            self.config.changed(run_dir=None, video_interval=0, quiet=True, recorders=(), devices=1, mesh=None),
             evaluator=evaluator,
             hooks=self._make["hooks"],
         )
