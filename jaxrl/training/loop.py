@@ -24,7 +24,7 @@ from jaxrl.training import devices, processes, program
 from jaxrl.training.actors.pool import ActorPool, pool_of
 from jaxrl.training.divergence import explain, has_diverged
 from jaxrl.training.episodes import episode_reporter
-from jaxrl.training.evaluator import EvalRules, EvaluateFn, ScoreFn, eval_key, evaluate_and_confirm
+from jaxrl.training.evaluator import CompiledEvaluator, EvalRules, EvaluateFn, ScoreFn, eval_key, evaluate_and_confirm
 from jaxrl.training.film import LONGEST, film_player, save_video
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger, require_counters
@@ -394,14 +394,15 @@ class Run:
                 self.state, self._sums = jax.block_until_ready(self._compiled.init(key))
             elif self._actors is not None and before is not None:
                 self._actors.take_up(before.facts())
+            evaluated = self.ledger.has_scores
             if self.resume.run:
-                self._best = self._storage.load_best(jax.eval_shape(self._params, self._compiled.like[0]))
+                self._load_best()
         self._open_logs()
         self._log.stage("training")
         call(self.hooks.start, self)
         if self.ledger.t >= self.schedule.last:
             self.stop_reason = self.schedule.limit(self.ledger.t)
-        elif config.eval_at_start and self.ledger.t == 0 and not self.ledger.has_scores and not self.interrupt:
+        elif config.eval_at_start and self.ledger.t == 0 and not evaluated and not self.interrupt:
             self._evaluate()
 
     def _check_checkpoint(self, checkpoints: Store, step: int, facts: Facts) -> None:
@@ -421,6 +422,18 @@ class Run:
         if self._actors is not None:
             self._actors.take_up(facts.get("actors"))
         self._storage.commit_resume()
+
+    def _load_best(self) -> None:
+        """Load the best policy on disk; unless the run comes across it again, its score is the one to beat."""
+        self._best = best = self._storage.load_best(jax.eval_shape(self._params, self._compiled.like[0]))
+        compiled = self.evaluator is self.lane or isinstance(self.evaluator, CompiledEvaluator)
+        if best is not None and not (compiled and self._repeats_past()):
+            self.ledger = self.ledger.with_best(best.score, best.opt_steps)
+
+    def _repeats_past(self) -> bool:
+        """Return whether a resumed run trains from its checkpoint as it did before, bit for bit."""
+        anew = self._refilled or self._actors is not None or self.strategy.host_env is not None
+        return not anew and not self._storage.decisive
 
     def _adapt_loaded(self, state: PyTree, ledger: Ledger) -> PyTree:
         """Apply changed settings to a loaded state and refill a replay buffer it was saved without; note both."""
