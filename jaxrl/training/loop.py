@@ -449,7 +449,8 @@ class Run:
         self._storage.update_metadata(memory=self._memory.facts(), **({"without": without} if without else {}))
         of_programs = (*self._memory.notes(), *self.strategy.info.notes, *attempts.notes())
         notes = (*self._notes, *self._weights.notes, *of_programs)
-        self._log.open(self._storage, self.resume.run, notes, describe_restart(self._refilled, self.strategy))
+        aside = describe_restart(self._refilled, self.strategy)
+        self._log.open(self._storage, self.resume.run, self._repeats_past(), notes, aside)
         if (beginning := self._storage.describe_origin()) is not None:
             self._log.event("fork", beginning)
 
