@@ -428,6 +428,25 @@ def test_a_service_that_stays_away_costs_one_line(tmp_path: Path, capsys: pytest
     assert later.rows == ALL + MORE
 
 
+def test_without_a_directory_a_service_that_fails_is_told_of_as_losing_rows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    free = threading.Event()
+
+    def refuse(call: str) -> None:
+        raise ConnectionError("nobody there")
+
+    hangs = recorder(Told(lambda call: free.wait() and None), limit_s=0.0)
+    for given in (recorder(Told(refuse)), hangs):
+        jaxrl.Trainer(counting(), recorders=[given], **{**SHORT, "eval_interval": 0, "eval_episodes": 0}).train()
+    free.set()
+    lost = "without a run_dir, those that it never takes are lost"
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: there does not take rows (ConnectionError: nobody there); training goes on, and {lost}",
+        f"warning: there has not taken all rows within 0 s; {lost}",
+    ]
+
+
 def test_what_finds_no_room_is_taken_from_the_log_at_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
