@@ -82,7 +82,7 @@ def _run_row(group: Group, run: Run) -> tuple[str, ...]:
         f"finished ({run.status})" if run.status in FINISHED else run.status,
         text(run.last),
         text(run.best),
-        _count(facts.get("best_opt_steps")),
+        text(run.best_opt_steps, ",.0f"),
         text(opts, ",.0f"),
         text(envs, ",.0f"),
         *[text(speed, ",.0f") for speed in speeds],

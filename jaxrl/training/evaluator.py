@@ -142,6 +142,15 @@ def episode_rows(counters: dict[str, int], evaluation: Evaluation) -> Iterator[d
         yield {**counters, "episode": episode, **dict(zip(columns, row, strict=True))}
 
 
+OWN_COLUMNS = frozenset(
+    (
+        *("reward", "reward_std", "reward_min", "reward_max", "length"),  # `eval_NAME` in the row of an evaluation
+        *("return", "finished", "episode", "opt_steps", "env_steps", "member"),  # in those of its episodes
+    )
+)
+"""Names that the further columns of an evaluation cannot have."""
+
+
 class EvaluateFn(Protocol):
     def __call__(self, params: PyTree, key: Key, /) -> Evaluation:
         """Evaluate the policy with `params`, as from the strategy's `policy.params` (without a policy, the state).
@@ -481,7 +490,15 @@ def evaluate_and_confirm(
 
 
 def _evaluate_once(rules: EvalRules, params: PyTree, key: Key, ledger: Ledger, part: str) -> tuple[Evaluation, float]:
-    """Evaluate once; return the evaluation and its score. Time is added to `part`; the key is consumed."""
+    """Evaluate once; return the evaluation and its score. Time is added to `part`; the key is consumed.
+
+    Raises:
+      SettingsError: the evaluation has a further column of a name that its rows have.
+    """
     with ledger.timed(part):
         evaluation = rules.evaluator(params, key)
+        if taken := sorted(OWN_COLUMNS.intersection(evaluation.columns)):
+            raise SettingsError(
+                f"evaluator: rows have a column {taken[0]!r} of their own; give that of the evaluation another name"
+            )
         return evaluation, float(rules.score(evaluation))

@@ -129,7 +129,7 @@ def save_video(take: Take, run_dir: str, form: str, opt_steps: int, env_steps: i
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         frames, total = take()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)  # a member of a population has no directory yet
         write_film(frames, temporary, FPS, form)
         # Atomic rename: an incomplete film never has the final name.
         os.replace(temporary, path)

@@ -124,6 +124,10 @@ class Ledger:
             self.warned_support, warnings["support"] = True, message
         return warnings
 
+    def with_best(self, score: float, opt_steps: int) -> "Ledger":
+        """Return this ledger with the score of the best policy on disk, maybe of a later step, if it is better."""
+        return replace(self, best_score=score, best_opt_steps=opt_steps) if self.is_better(score) else self
+
     def forget_scores(self) -> None:
         """Reset the best score, as old scores are not comparable with new ones."""
         self.best_score, self.best_opt_steps, self.evals_without_best = None, None, 0

@@ -95,17 +95,18 @@ class Logbook:
         """Take over the curve, and the numbers noted for the next row, from the log of an earlier call of the run."""
         self.curve, self._noted = before.curve, before._noted
 
-    def open(self, storage: Storage, resume: bool, notes: Iterable[str], aside: str = "") -> None:
+    def open(self, storage: Storage, resume: bool, repeats: bool, notes: Iterable[str], aside: str = "") -> None:
         """Open the logs in the directory of `storage`, and log the start of the run.
 
         With `resume`, first truncate the logs to the checkpoint and append the rows that an earlier process could not
-        write. `notes` become events; `aside` goes into the event of a resumption.
+        write. `repeats` says whether later rows of that process come again as they were. `notes` become events; `aside`
+        goes into the event of a resumption.
         """
         opt_steps = self._counters["opt_steps"]
         self._rows = Recorders(recorders_of(self._recorders_in(storage), storage.log(METRICS), self._console))
         self._episodes = Recorders(own_recorder(storage.log(EPISODES)))
         self._train_episodes = Recorders(own_recorder(storage.log(TRAIN_EPISODES)))
-        self._rows.begin(run_info(storage, opt_steps))
+        self._rows.begin(run_info(storage, opt_steps, changed=resume and not repeats))
         self._shared = {"member"} if isinstance(storage.dir, MemberDir) else set()
         # From here on `note` is allowed.
         self._columns = {*self._shared}
@@ -386,7 +387,7 @@ def memory() -> dict[str, float]:
     return found
 
 
-def run_info(storage: Storage, opt_steps: int) -> RunInfo:
+def run_info(storage: Storage, opt_steps: int, changed: bool) -> RunInfo:
     """Return the description of a run for recorders; it starts or resumes after `opt_steps`."""
     settings, group = storage.settings, None if storage.path is None else group_of(storage.path)
     called = (
@@ -399,7 +400,7 @@ def run_info(storage: Storage, opt_steps: int) -> RunInfo:
         settings=flatten_settings(settings),
         tags=(*algo_and_env(settings), *settings.get("tags", ())),
         opt_steps=opt_steps if storage.resumes else 0,
-        changed=bool(storage.decisive),
+        changed=changed,
         group=group,
         notes=str(settings.get("notes") or ""),
     )

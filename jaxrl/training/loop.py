@@ -24,7 +24,7 @@ from jaxrl.training import devices, processes, program
 from jaxrl.training.actors.pool import ActorPool, pool_of
 from jaxrl.training.divergence import explain, has_diverged
 from jaxrl.training.episodes import episode_dicts, episodes_in, reports_episodes
-from jaxrl.training.evaluator import EvalRules, EvaluateFn, ScoreFn, eval_key, evaluate_and_confirm
+from jaxrl.training.evaluator import CompiledEvaluator, EvalRules, EvaluateFn, ScoreFn, eval_key, evaluate_and_confirm
 from jaxrl.training.film import LONGEST, film_player, save_video
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger, require_counters
@@ -415,14 +415,15 @@ class Run:
                 self.state, self._sums = jax.block_until_ready(self._fresh())
             elif self._actors is not None and before is not None:
                 self._actors.take_up(before.facts())
+            evaluated = self.ledger.has_scores
             if self.resume.run:
-                self._best = self._storage.load_best(jax.eval_shape(self._params, self._compiled.like[0]))
+                self._load_best()
         self._open_logs()
         self._log.stage("training")
         call(self.hooks.start, self)
         if self.ledger.t >= self.schedule.last:
             self.stop_reason = self.schedule.limit(self.ledger.t)
-        elif config.eval_at_start and self.ledger.t == 0 and not self.ledger.has_scores and not self.interrupt:
+        elif config.eval_at_start and self.ledger.t == 0 and not evaluated and not self.interrupt:
             self._evaluate()
 
     def _check_checkpoint(self, checkpoints: Store, step: int, facts: Facts) -> None:
@@ -443,6 +444,18 @@ class Run:
             self._actors.take_up(facts.get("actors"))
         self._storage.commit_resume()
 
+    def _load_best(self) -> None:
+        """Load the best policy on disk; unless the run comes across it again, its score is the one to beat."""
+        self._best = best = self._storage.load_best(jax.eval_shape(self._params, self._compiled.like[0]))
+        compiled = self.evaluator is self.lane or isinstance(self.evaluator, CompiledEvaluator)
+        if best is not None and not (compiled and self._repeats_past()):
+            self.ledger = self.ledger.with_best(best.score, best.opt_steps)
+
+    def _repeats_past(self) -> bool:
+        """Return whether a resumed run trains from its checkpoint as it did before, bit for bit."""
+        anew = self._refilled or self._actors is not None or self.strategy.host_env is not None
+        return not anew and not self._storage.decisive
+
     def _adapt_loaded(self, state: PyTree, ledger: Ledger) -> PyTree:
         """Apply changed settings to a loaded state and refill a replay buffer it was saved without; note both."""
         state, self._refilled = refill_buffer(self.strategy, state, ledger.t, bool(self._storage.decisive))
@@ -457,7 +470,8 @@ class Run:
         self._storage.update_metadata(memory=self._memory.facts(), **({"without": without} if without else {}))
         of_programs = (*self._memory.notes(), *self.strategy.info.notes, *attempts.notes())
         notes = (*self._notes, *self._weights.notes, *of_programs)
-        self._log.open(self._storage, self.resume.run, notes, describe_restart(self._refilled, self.strategy))
+        aside = describe_restart(self._refilled, self.strategy)
+        self._log.open(self._storage, self.resume.run, self._repeats_past(), notes, aside)
         if (beginning := self._storage.describe_origin()) is not None:
             self._log.event("fork", beginning)
 

@@ -3,13 +3,14 @@
 import json
 import math
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, strategies as st
-from toys_trainer import ByStep, counting
+from toys_trainer import ByStep, Scripted, counting
 
 import jaxrl
 from jaxrl.training.ledger import Ledger
@@ -92,6 +93,22 @@ def test_exactly_the_best_and_the_newest_are_kept(tmp_path: Path, seeds: Sequenc
             assert bests_logged(run) == bests(scores), (seed, scores)
             assert trainer.result().best_score == (None if best is None else scores[best - 1])
             assert json.loads((run / "metadata.json").read_text())["best_opt_steps"] == best
+
+
+def test_a_better_policy_on_disk_is_the_one_to_beat_where_scores_come_out_differently_after_a_resume(
+    tmp_path: Path,
+) -> None:
+    settings: dict[str, Any] = {"eval_interval": 10, "save_interval": 20, "keep": 2, "confirm_best": False}
+    settings |= {"max_opts": 40, "eval_at_start": False, "quiet": True, "run_dir": str(tmp_path)}
+    jaxrl.Trainer(counting(), evaluator=Scripted([10.0], [20.0], [400.0], [30.0]), **settings).train()
+    shutil.rmtree(tmp_path / "checkpoints/40")  # as if killed after the evaluation at 30
+    result = jaxrl.Trainer(counting(), evaluator=Scripted([150.0], [160.0]), **settings, resume=True).train()
+    assert kept(tmp_path, "best") == [30]
+    assert bests_logged(tmp_path) == [True, True, False, False]
+    assert result.best_score == 400.0
+    metadata = json.loads((tmp_path / "metadata.json").read_text())
+    for facts in (result.summary, metadata):
+        assert (facts["best_score"], facts["best_opt_steps"], facts["last_score"]) == (400.0, 30, 160.0)
 
 
 def trainer_of(wanted: Plan, run: Path, resume: bool) -> jaxrl.Trainer:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toys_runs import log, place, write_population, write_run
+from toys_runs import METADATA, log, place, write_population, write_run
 
 from jaxrl.errors import SettingsError
+from jaxrl.reports.groups import group_runs
 from jaxrl.reports.read import Run, read_runs
 from jaxrl.reports.rows import read_episodes
+from jaxrl.reports.tables import run_table
 from jaxrl.training.storage.run_dir import open_log
 
 
@@ -104,6 +106,30 @@ def test_the_best_is_what_was_confirmed_or_else_the_score(tmp_path: Path) -> Non
         path = write_run(tmp_path / name)
         log(path, [{"kind": "eval", **place(1), "score": s, "confirm_score": c, "is_best": b} for s, c, b in scores])
         assert one(path).best == best
+
+
+@pytest.mark.parametrize(
+    ("status", "events", "best"),
+    [
+        ("running", [], (400.0, 30)),  # it is running, or was killed, after its last save at 20
+        ("running", [{"kind": "event", **place(3), "event": "best", "message": "reset"}], (20.0, 20)),
+        ("max_opts", [], (20.0, 20)),
+    ],
+)
+def test_the_best_of_a_run_is_no_older_than_its_rows(
+    status: str, events: list[dict], best: tuple[float, int], tmp_path: Path
+) -> None:
+    path = write_run(tmp_path / "a")
+    facts = {**METADATA, "status": status, "best_score": 20.0, "best_opt_steps": 20}
+    (path / "metadata.json").write_text(json.dumps(facts))
+    log(
+        path, [{"kind": "eval", **place(i), "score": s, "is_best": True} for i, s in ((1, 10.0), (2, 20.0), (3, 400.0))]
+    )
+    log(path, [*events, {"kind": "eval", **place(4), "score": 5.0, "is_best": bool(events)}])
+    run = one(path)
+    assert (run.last, run.best, run.best_opt_steps) == (5.0, *best)
+    table = run_table(group_runs([run]))
+    assert dict(zip(table.columns, table.rows[0], strict=True))["best at"] == str(best[1])
 
 
 def test_a_population_is_its_members(tmp_path: Path) -> None:

@@ -143,3 +143,11 @@ def test_columns_of_ones_own_are_in_rows_of_evaluations_and_episodes_and_a_run_c
     evals = [row for row in lines("metrics.jsonl") if row["kind"] == "eval"]
     assert [(row["eval_success"], row["eval_info/cost"]) for row in evals] == [(0.5, 8.0), (0.5, 16.0)]
     assert [(row["success"], row["info/cost"]) for row in lines("eval_episodes.jsonl")][:2] == [(1.0, 4.0), (0.0, 12.0)]
+
+
+@pytest.mark.parametrize("name", ["reward", "length", "return", "opt_steps", "episode"])
+def test_columns_of_ones_own_with_names_that_the_rows_have_are_refused(name: str) -> None:
+    evaluator = lambda params, key: judged(params, key)._replace(columns={"success": np.ones(2), name: np.ones(2)})
+    said = f"evaluator: rows have a column '{name}' of their own; give that of the evaluation another name"
+    with pytest.raises(SettingsError, match=said):
+        jaxrl.Trainer(counting(), max_opts=4, eval_interval=4, evaluator=evaluator, quiet=True).train()

@@ -183,6 +183,19 @@ def test_wandb_has_the_first_64_characters_of_a_tag_and_takes_a_name_with_a_slas
 
 
 @pytest.mark.usefixtures("_offline")
+def test_wandb_without_a_run_directory_writes_where_it_does_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jaxrl.training.recorders.wandb_run import wandb_recorder
+
+    monkeypatch.chdir(tmp_path)
+    alone = {"max_opts": 4, "record_interval": 2, "eval_interval": 0, "eval_episodes": 0, "quiet": True}
+    jaxrl.Trainer(counting(), recorders=[wandb_recorder()], **alone).train()
+    (found,) = runs_of(tmp_path)
+    assert found.told() == [("train", 2), ("train", 4)]
+
+
+@pytest.mark.usefixtures("_offline")
 def test_wandb_without_a_key_for_its_server_is_refused_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

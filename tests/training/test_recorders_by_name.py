@@ -10,12 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+from test_videos import learning
+from toys_gymnasium import Counting
 from toys_runs import rows_in, values_of
-from toys_session import single
-from toys_trainer import ByStep, counting
+from toys_session import Script, drive, single
+from toys_trainer import ByStep, counting, small_dqn
 
 import jaxrl
 from jaxrl.cli.config import parse
@@ -335,6 +338,40 @@ def test_rows_that_may_differ_are_told_again(tmp_path: Path) -> None:
     assert service.rows == [("train", 6), ("train", 8), ("train", 8)]
 
 
+def session_of(run: Path, **settings: Any) -> None:
+    with single(run_dir=str(run), record_interval=4, **settings) as session:
+        script = Script(1, session.env_steps)
+        while not session.is_done:
+            drive(session, script, 1)
+
+
+def on_host(run: Path, **settings: Any) -> None:
+    spec = jaxrl.EnvSpec("Counting", jaxrl.Box(0.0, np.inf, (2,)), jaxrl.Discrete(2))
+    made = learning(jaxrl.gymnasium_envs(spec, Counting))
+    alone = {"eval_interval": 0, "eval_episodes": 0, "record_interval": 4, "quiet": True}
+    jaxrl.Trainer(made, run_dir=str(run), **alone, **settings).train()
+
+
+def refilled(run: Path, **settings: Any) -> None:
+    alone = {"eval_interval": 0, "eval_episodes": 0, "record_interval": 4, "save_replay": False, "quiet": True}
+    jaxrl.Trainer(small_dqn(), run_dir=str(run), **alone, **settings).train()
+
+
+@pytest.mark.parametrize(
+    "trained",
+    [session_of, pytest.param(on_host, marks=pytest.mark.slow), pytest.param(refilled, marks=pytest.mark.slow)],
+)
+def test_a_run_that_does_not_repeat_its_past_tells_the_rows_after_its_checkpoint_again(
+    trained: Callable[..., None], tmp_path: Path
+) -> None:
+    first, second = Told(), Told()
+    trained(tmp_path / "run", max_opts=8, recorders=[recorder(first)])
+    # As if a process had told more, and was killed before its next checkpoint.
+    (tmp_path / "run/there.json").write_text(json.dumps({"id": "x", "sent": {"train": 12}}))
+    trained(tmp_path / "run", max_opts=16, recorders=[recorder(second)], resume=True)
+    assert (first.rows, second.rows) == ([("train", 4), ("train", 8)], [("train", 12), ("train", 16)])
+
+
 @pytest.mark.parametrize("damaged", ["", "[]", '{"sent": {"train": "x"}}', '{"sent": 3}'])
 def test_without_its_file_a_service_is_told_all_of_the_log(tmp_path: Path, damaged: str) -> None:
     run, service = tmp_path / "run", Told()
@@ -388,6 +425,25 @@ def test_a_service_that_stays_away_costs_one_line(tmp_path: Path, capsys: pytest
     assert refusing.calls[-1] == "abandon"
     train(run, [recorder(later)], resume=True, max_opts=12)
     assert later.rows == ALL + MORE
+
+
+def test_without_a_directory_a_service_that_fails_is_told_of_as_losing_rows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    free = threading.Event()
+
+    def refuse(call: str) -> None:
+        raise ConnectionError("nobody there")
+
+    hangs = recorder(Told(lambda call: free.wait() and None), limit_s=0.0)
+    for given in (recorder(Told(refuse)), hangs):
+        jaxrl.Trainer(counting(), recorders=[given], **{**SHORT, "eval_interval": 0, "eval_episodes": 0}).train()
+    free.set()
+    lost = "without a run_dir, those that it never takes are lost"
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: there does not take rows (ConnectionError: nobody there); training goes on, and {lost}",
+        f"warning: there has not taken all rows within 0 s; {lost}",
+    ]
 
 
 def test_what_finds_no_room_is_taken_from_the_log_at_the_end(

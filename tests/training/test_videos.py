@@ -16,6 +16,7 @@ from toys_runs import messages, rows_in, timeless, values_of
 from toys_session import single
 
 import jaxrl
+from jaxrl import verify
 from jaxrl.errors import SettingsError
 from jaxrl.play import require_writable
 from jaxrl.reports.groups import group_runs
@@ -147,6 +148,25 @@ def test_the_first_evaluation_after_each_interval_is_filmed() -> None:
     assert at([2_000, 3_100, 4_000], 1_500) == [2_000, 3_100]
 
 
+@pytest.mark.parametrize("layout", ["spread", pytest.param("together", marks=pytest.mark.slow)])
+def test_members_of_a_population_are_filmed_as_by_themselves(
+    layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, settings = tmp_path / "run", {**SETTINGS, "max_opts": 32, "quiet": True, "video_interval": 16}
+    members = jaxrl.population(strategy(), seeds=2, layout=layout)
+    jaxrl.Trainer(members, **settings, run_dir=run).train()
+    jaxrl.Trainer(members, **{**settings, "max_opts": 48}, run_dir=run, resume=True).train()
+    trained(tmp_path / "alone", video_interval=16, max_opts=48, seed=1)
+    for number in range(2):
+        assert videos(run / f"members/0000{number}") == ["16.gif", "32.gif", "48.gif"]
+    alone = tmp_path / "alone/videos/48.gif"
+    assert (run / "members/00001/videos/48.gif").read_bytes() == alone.read_bytes()
+    assert [read.film for read in read_runs([str(run)])] == [run / f"members/0000{n}/videos/48.gif" for n in range(2)]
+    extracted = jaxrl.extract(run, 1, tmp_path / "extracted")
+    assert videos(extracted) == ["16.gif", "32.gif", "48.gif"]
+    assert verify.main([str(run)]) == 0, capsys.readouterr().err
+
+
 def broken(state: Any) -> np.ndarray:
     raise ValueError("no\ncanvas")
 
@@ -166,9 +186,11 @@ def test_what_cannot_be_filmed_is_refused_in_one_line_before_anything_compiles(
     env: jaxrl.Env, settings: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     given = {**SETTINGS, "video_interval": 32, "run_dir": str(tmp_path / "run"), **settings}
-    with pytest.raises(SettingsError, match=said) as refused:
-        jaxrl.Trainer(learning(env), **given)
-    assert "\n" not in str(refused.value)
+    made = learning(env)
+    for trained in (made, jaxrl.population(made, seeds=2)):
+        with pytest.raises(SettingsError, match=said) as refused:
+            jaxrl.Trainer(trained, **given)
+        assert "\n" not in str(refused.value)
     assert not (tmp_path / "run").exists()
 
 

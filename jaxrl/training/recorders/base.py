@@ -38,7 +38,10 @@ class RunInfo(NamedTuple):
     opt_steps: int
     """The step resumed from, up to which rows were recorded before; 0 for a new run."""
     changed: bool = False
-    """Whether settings or versions that affect the training changed at this resume, so that rows may differ."""
+    """Whether rows after the step resumed from may differ from those recorded before.
+
+    Settings or versions that affect the training have changed at this resume, or the run does not repeat its past: a
+    session, or one with environments on the host, actors or a replay that was filled again."""
     group: Path | None = None
     """Directory of the population of which the run is a member."""
     notes: str = ""

@@ -32,6 +32,8 @@ GATHER_S = 1.0
 and services that accept many rows per call are called less often."""
 LOG_AT_ONCE = 256
 """Rows of a log that are read and sent at a time."""
+LOST = "without a run_dir, those that it never takes are lost"
+"""What becomes of rows for which there is no log."""
 LIMIT_S = 30.0
 """Seconds that the end of a run waits for a service."""
 RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
@@ -78,7 +80,7 @@ class ServiceRecorder(Recorder):
 
     The run's log has every row, so none is lost if the service fails: rows that an earlier process could not send are
     read from the log when the run is resumed. A file in the run directory records up to which step rows were sent; none
-    is sent twice unless it may have changed.
+    is sent twice unless it may have changed. Without a directory, rows that the service does not take are lost.
     """
 
     def __init__(
@@ -143,10 +145,8 @@ class ServiceRecorder(Recorder):
     def close(self) -> None:
         """Wait until everything is sent, at most for the time limit."""
         if self._worker is not None and not self._worker.end(self._limit_s):
-            print_stderr(
-                f"warning: {self._name} has not taken all rows within {self._limit_s:g} s; {METRICS} has them, and "
-                "resuming the run sends them"
-            )
+            rest = LOST if self._worker.keeps_nothing else f"{METRICS} has them, and resuming the run sends them"
+            print_stderr(f"warning: {self._name} has not taken all rows within {self._limit_s:g} s; {rest}")
         self._worker = None
 
 
@@ -167,6 +167,8 @@ class _Worker:
     ) -> None:
         self.taken = 0
         """Number of rows received."""
+        self.keeps_nothing = run.directory is None
+        """Whether there is no log with the rows that the service does not take."""
         self._name, self._service, self._run = name, service, run
         self._capacity, self._retry_s, self._gather_s = capacity, retry_s, gather_s
         self._rows: deque[Row] = deque()
@@ -333,9 +335,8 @@ class _Worker:
 
     def _warn(self, what: str) -> None:
         if not self._warned and not self._abandoned.is_set():
-            print_stderr(
-                f"warning: {self._name} does not take rows ({what}); training goes on, and {METRICS} has all of them"
-            )
+            rest = LOST if self.keeps_nothing else f"{METRICS} has all of them"
+            print_stderr(f"warning: {self._name} does not take rows ({what}); training goes on, and {rest}")
         self._warned = True
 
 

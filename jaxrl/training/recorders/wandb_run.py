@@ -120,7 +120,7 @@ def _arguments(run: RunInfo) -> dict[str, Any]:
     alone = run.group is None
     return {
         "project": environment.get("WANDB_PROJECT", PROJECT),
-        "dir": str(run.directory),
+        "dir": None if run.directory is None else str(run.directory),
         "name": environment.get("WANDB_NAME", run.name) if alone else run.name,
         "group": environment.get("WANDB_RUN_GROUP") if run.group is None else run.group.name,
         "job_type": environment.get("WANDB_JOB_TYPE", "train" if alone else "member"),

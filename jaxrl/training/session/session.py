@@ -544,7 +544,8 @@ class Session:
                 self._now = with_best(self._now, best)
             self._since = (self.env_steps, self._now.ledger.wall)
             notes = notes_of(config, self._stepwise, self._now.state)
-            self._log.open(self._storage, resume.run, (*notes, *self._rounding))
+            # What its environments do after a checkpoint is never the same again.
+            self._log.open(self._storage, resume.run, False, (*notes, *self._rounding))
             self._saved_s = time.perf_counter()
         except BaseException:
             try:

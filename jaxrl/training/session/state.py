@@ -241,10 +241,8 @@ def with_changes(now: SessionState, stepwise: Stepwise, schedule: Schedule, chan
 
 
 def with_best(now: SessionState, best: Best | None) -> SessionState:
-    """Return a loaded session with the best policy on disk, which may be newer and better than the checkpoint's."""
-    ledger = now.ledger
-    if best is not None and ledger.is_better(best.score):
-        ledger = replace(ledger, best_score=best.score, best_opt_steps=best.opt_steps)
+    """Return a loaded session with the best policy; where that is of a later step, the session learns of its score."""
+    ledger = now.ledger if best is None else now.ledger.with_best(best.score, best.opt_steps)
     return now._replace(ledger=ledger, best=best)
 
 
