@@ -267,6 +267,18 @@ def test_tensorboard_has_the_settings_once_in_the_files_of_the_run(tmp_path: Pat
     assert "eval/eval_reward" in [info.name.tag for info in metrics]
 
 
+def test_tensorboard_that_a_resume_adds_has_settings_notes_and_all_rows(tmp_path: Path) -> None:
+    train(tmp_path, [], notes="hello")
+    train(tmp_path, ["tensorboard"], notes="hello", resume=True, max_opts=12)
+    train(tmp_path, ["tensorboard"], notes="hello", resume=True, max_opts=16)
+    found = values_of(tmp_path / "tensorboard")
+    assert [value.tensor.string_val for _, value in found if value.tag == "notes"] == [[b"hello"]]
+    assert [value.tag for _, value in found].count("_hparams_/session_start_info") == 1
+    assert [(step, value.simple_value) for step, value in found if value.tag == "eval/score"] == [
+        (step, step) for step in (4, 8, 12, 16)
+    ]
+
+
 # --- services ---------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxrl.errors import SettingsError
 from jaxrl.training.recorders.base import Histogram, Recorder, Row, RunInfo, Video, numbers_of
-from jaxrl.training.storage.logs import KINDS, LogFile, in_base64
+from jaxrl.training.storage.logs import KINDS, LogFile, in_base64, rows_of
 
 SCORES = ("eval/eval_reward", "train/episode_return")
 """Metrics by which TensorBoard's HPARAMS page compares runs."""
@@ -32,16 +32,19 @@ class TensorBoardRecorder(Recorder):
         self._given, self._proto = directory, event_pb2
         self._directory = Path(self.name) if directory is None else directory
         self._begun: RunInfo | None = None
+        self._source: Path | None = None
+        """The run whose log has rows from before this recorder was added."""
         self._log: LogFile | None = None
 
     def begin(self, run: RunInfo) -> None:
-        """Set the directory, and for a new run the settings, which are written before its first row."""
+        """Set the directory and, unless they are there, the settings, which are written before the first row."""
         if self._given is None:
             if run.directory is None:
                 raise SettingsError("TensorBoardRecorder() needs a run_dir, or a directory of its own")
             self._directory = run.directory / self.name
-        # A resumed run has written its settings in an earlier process.
-        self._begun = None if run.opt_steps else run
+        is_new = next(self._directory.glob("events.*"), None) is None
+        self._begun = run if is_new or run.changed or not run.opt_steps else None
+        self._source = run.directory if is_new and run.opt_steps else None
 
     def write(self, row: Row) -> None:
         self._write_run()
@@ -72,7 +75,9 @@ class TensorBoardRecorder(Recorder):
         self._append(self._record(step=histogram.opt_steps, summary=summary))
 
     def rewind(self, opt_steps: int) -> None:
-        """Start a new event file; TensorBoard then hides the events after `opt_steps` in older ones."""
+        """Start a new event file unless it is the first; TensorBoard then hides later events in older ones."""
+        if self._source is not None:
+            return
         carried: list[bytes] = []
         if self._log is not None:
             self._log.close_file()
@@ -90,8 +95,12 @@ class TensorBoardRecorder(Recorder):
             waiting[self.name] = in_base64(self._log.pending)
 
     def take_up(self, waiting: Mapping[str, list[str]]) -> None:
-        """Append the events that an earlier process could not write."""
-        if unwritten := waiting.get(self.name):
+        """Append the events that an earlier process could not write, or all rows of the log if it wrote none."""
+        source, self._source = self._source, None
+        if source is not None:
+            for row in rows_of(source):
+                self.write(row)
+        elif unwritten := waiting.get(self.name):
             held = b"".join(path.read_bytes() for path in self._directory.glob("events.*"))
             assert self._log is not None  # a resumed run has just called `rewind`
             self._log.restore_pending(unwritten, held)
