@@ -22,7 +22,7 @@ SUITES = ("bsuite", "MinAtar", "misc")
 
 
 def to_csv(groups: Iterable[Group]) -> str:
-    """Return one table of all runs, with a row for each step at which a run has a score or a mean return."""
+    """Return one table of all runs, with a row for each score and mean return; those of one step share a row."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -59,12 +59,14 @@ def _or_empty(value: int | None) -> int | str:
 
 def _lines(run: Run) -> list[list[Any]]:
     """Return the last five columns of a run's rows, sorted by step; a score and a return of one step share a row."""
-    lines: dict[float, list[Any]] = {}
+    lines: dict[float, list[list[Any]]] = {}
     for place, curve in ((3, run.log.score), (4, run.log.returns)):
         for opts, envs, seconds, y in zip(*curve.x.tolist(), curve.y.tolist(), strict=True):
-            line = lines.setdefault(opts, [int(opts), *_place(envs, seconds), "", ""])
-            line[place] = y
-    return [lines[opts] for opts in sorted(lines)]
+            here = lines.setdefault(opts, [])
+            if all(line[place] != "" for line in here):
+                here.append([int(opts), *_place(envs, seconds), "", ""])
+            next(line for line in here if line[place] == "")[place] = y
+    return [line for opts in sorted(lines) for line in lines[opts]]
 
 
 def _place(envs: float, seconds: float) -> tuple[int | str, float | str]:

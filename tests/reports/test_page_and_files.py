@@ -77,6 +77,16 @@ def test_the_table_has_a_line_for_each_place(two: list[Group]) -> None:
     assert rows[5]["return"] == ""
 
 
+def test_the_table_has_all_scores_of_a_step(tmp_path: Path) -> None:
+    """A session may score a policy as often as its user likes."""
+    path = write_run(tmp_path / "a", scores=[1.0, 3.0], returns=[0.5, 2.5])
+    log(path, [{"kind": "eval", **place(2), "score": score} for score in (4.0, 3.0)])
+    rows = csv.DictReader(io.StringIO(to_csv(groups_of(path))))
+    assert [(row["opt_steps"], row["score"], row["return"]) for row in rows] == [
+        ("10", "1.0", "0.5"), ("20", "3.0", "2.5"), ("20", "4.0", ""), ("20", "3.0", ""),
+    ]  # fmt: skip
+
+
 def test_evaluations_are_laid_out_for_marl_eval(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", env="Catch-bsuite", scores=[1.0, 3.0])
     b = write_run(tmp_path / "b", seed=1, env="Catch-bsuite", scores=[4.0])
