@@ -166,11 +166,14 @@ def _restore_handlers() -> None:
 
 
 def _forget_watch() -> None:
-    """Detach the watch in a forked child; it belongs to the parent."""
+    """Detach the watch in a forked child, since it belongs to the parent; SIGTERM ends the child as any process."""
     if _WATCHES:
         _WATCHES.clear()
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
+    if (before := _BEFORE.get(signal.SIGTERM)) is not None:
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGTERM, before)
 
 
 os.register_at_fork(after_in_child=_forget_watch)

