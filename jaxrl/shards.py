@@ -8,7 +8,7 @@ Unlike `jax.lax.psum`, they reduce in the order of the shards, so that results h
 devices.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import reduce
@@ -16,7 +16,7 @@ from functools import reduce
 import jax
 import jax.numpy as jnp
 
-from jaxrl.metrics import Metrics, Stat, stack_metrics, stat, unstack_metrics
+from jaxrl.metrics import Metrics, Stat, stack_metrics, unstack_metrics
 from jaxrl.trees import Array, Key, PyTree
 
 AXIS = "shards"
@@ -93,20 +93,6 @@ def merge_metrics(metrics: Metrics) -> Metrics:
     each = stack_metrics(metrics)
     columns = Stat(psum(each.count), psum(each.sum), pmin(each.min), pmax(each.max))
     return unstack_metrics(columns, metrics)
-
-
-def step_means(values: Mapping[str, Array], weight: Array | float) -> dict[str, Stat]:
-    """Return the mean of each of `values`, arrays of one shape, over the steps of all shards whose `weight` is not 0.
-
-    It is no measurement without any. `weight` is 1 or 0, broadcast to their shape: 0 for steps that are not learnt
-    from, such as those of dead agents.
-    """
-    shape = next(iter(values.values())).shape
-    counts = jnp.broadcast_to(jnp.asarray(weight) > 0, shape)
-    # Select instead of multiplying by the weight: an entry of weight 0 may be NaN.
-    sums = {name: jnp.sum(jnp.where(counts, x, 0.0)) for name, x in values.items()}
-    sums, number = psum((sums, jnp.sum(counts, dtype=jnp.float32)))
-    return {name: stat(x / jnp.maximum(number, 1.0), number > 0) for name, x in sums.items()}
 
 
 def _reduce(combine: Callable[[Array, Array], Array], tree: PyTree) -> PyTree:

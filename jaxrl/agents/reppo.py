@@ -57,7 +57,7 @@ from jaxrl.agents.values import (
 )
 from jaxrl.distributions import Categorical, Distribution, Head, TanhGaussian
 from jaxrl.masks import PRIVILEGED
-from jaxrl.metrics import Metrics
+from jaxrl.metrics import Metrics, step_means
 from jaxrl.nn import Critic, Network, PolicyNetwork, QNetwork, merge_axes
 from jaxrl.nn.custom import ROWS, Output
 from jaxrl.spaces import Box, Discrete, EnvSpec
@@ -271,9 +271,9 @@ def _update(
     of_steps = {"q": q, "td_error": jnp.abs(error), "entropy": entropy, "kl": kl}
     if parts.config.v_min is not None or parts.config.v_max is not None:
         of_steps["out_of_support"] = outside
-    metrics: Metrics = {
+    metrics = {
         "loss": critic.loss,
-        **shards.step_means(of_steps, items.weight),
+        **step_means(of_steps, items.weight),
         "grad_norm": critic.norm,
         "policy_loss": policy.loss,
         "policy_grad_norm": policy.norm,

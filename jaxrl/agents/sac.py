@@ -59,7 +59,7 @@ from jaxrl.agents.values import ENTROPY_MARGIN
 from jaxrl.distributions import Distribution, TanhGaussian
 from jaxrl.errors import SettingsError
 from jaxrl.masks import get_mask
-from jaxrl.metrics import Metrics, where_ok
+from jaxrl.metrics import Metrics, stat, step_means
 from jaxrl.nn import forward
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
@@ -630,7 +630,7 @@ def _learn_policy(
     due = (opt_step + 1) % parts.config.policy_interval == 0
     improved, metrics = improve(optimizers.gradient_if(due, gradient))
     # The zeros of a skipped update are no measurement.
-    return select(due, improved, state), {name: where_ok(value, due) for name, value in metrics.items()}
+    return select(due, improved, state), {name: stat(value, due) for name, value in metrics.items()}
 
 
 def _policy_gradient(
@@ -655,7 +655,7 @@ def _policy_gradient(
 
 def _improve_policy(
     parts: Parts, state: SACState, steps: Batch, temperature: Array, gradient: Gradient, opt_step: Array
-) -> tuple[SACState, Metrics]:
+) -> tuple[SACState, dict[str, Array]]:
     """Update the policy by its gradient, and the temperature."""
     config, hyper = parts.config, state.hyper
     policy = optimizers.apply_gradient(
@@ -688,9 +688,8 @@ def _improve_policy(
         log_temperature=log_temperature,
         opt_state=state.opt_state._replace(policy=policy.opt_state, temperature=opt_state),
     )
-    of_steps = shards.step_means({"entropy": entropy}, steps.items.weight)
-    metrics: Metrics = {"policy_loss": policy.loss, "policy_grad_norm": policy.norm, **of_steps}
-    return state, metrics
+    of_steps = step_means({"entropy": entropy}, steps.items.weight)
+    return state, {"policy_loss": policy.loss, "policy_grad_norm": policy.norm, **of_steps}
 
 
 def _policy_loss(

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxrl import shards, streams
 from jaxrl.agents.base import Agent
 from jaxrl.errors import SettingsError
-from jaxrl.metrics import Metrics, Stat, Total, where_ok
-from jaxrl.trees import Array, Key, PyTree, require_same
+from jaxrl.metrics import Metrics, Stat, Total, stat
+from jaxrl.trees import Array, Key, PyTree, require_same, tree_where
 from jaxrl.types import Batch, Transition
 from jaxrl.xla import reductions
 from jaxrl.xla.in_place import attempt
@@ -78,7 +78,7 @@ def guarded_update(
         health, {**numbers, PARAMETERS: jnp.where(reductions.stays_finite(new, state), 0.0, jnp.nan)}, opt_step
     )
     # The new state is selected as a whole: a partial update would leave parameters and moments inconsistent.
-    kept = {name: where_ok(metric, ok) for name, metric in metrics.items()}
+    kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
     counted = {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}
     return accept(ok), health, counted, jnp.where(ok, priorities, -1.0)
 
@@ -135,3 +135,12 @@ def _update_health(health: Health, numbers: dict[str, Array], opt_step: Array) -
         most_in_a_row=most,
         most_since=jnp.where(skipped > health.most_in_a_row, since, health.most_since),
     ), ok
+
+
+def _mask(metric: Array | Stat | Total, ok: Array) -> Stat | Total:
+    """Return the metric of an update, without any measurement unless `ok`."""
+    if isinstance(metric, Total):
+        return Total(jnp.where(ok, metric.count, 0))
+    if isinstance(metric, Stat):
+        return tree_where(ok, metric, stat(jnp.float32(0), False))
+    return stat(metric, ok)

@@ -70,10 +70,10 @@ def test_an_update_is_that_worked_by_hand(name: str, how: str) -> None:
     x = beside(five_steps().items.obs, five_steps().items.action)
     p = softmax(linear(state.critic, x))
     np.testing.assert_allclose(metrics["loss"], -(target[None] * np.log(p)).sum((0, 2)).mean(), rtol=1e-5)
-    np.testing.assert_allclose(metrics["q"].sum, (p @ SUPPORT).mean(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(metrics["q"], (p @ SUPPORT).mean(), rtol=1e-4, atol=1e-6)
     error = np.abs((target @ SUPPORT)[None] - p @ SUPPORT).mean()
-    np.testing.assert_allclose(metrics["td_error"].sum, error, rtol=1e-4)
-    np.testing.assert_allclose(metrics["out_of_support"].sum, outside.mean(), rtol=1e-4)
+    np.testing.assert_allclose(metrics["td_error"], error, rtol=1e-4)
+    np.testing.assert_allclose(metrics["out_of_support"], outside.mean(), rtol=1e-4)
     # The gradient of a cross-entropy for its logits is the difference of the probabilities.
     gradient = np.einsum("bd,kbn->kdn", x, p - target[None]) / SIZE
     moved = numbers(state.critic)[0] - 0.25 * gradient
@@ -150,4 +150,4 @@ def test_what_is_added_to_returns_may_lead_beyond_a_support_that_follows_from_re
     logits = 50.0 * jax.nn.one_hot(after, 11)[None]
     config = jaxrl.SACConfig(atoms=11)
     _, metrics = target_distribution(config, items, logits, jnp.arange(11.0), jnp.full(4, bonus))
-    assert metrics["out_of_support"].sum == outside
+    assert metrics["out_of_support"] == outside

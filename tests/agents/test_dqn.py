@@ -93,8 +93,8 @@ def test_one_update_of_a_table_is_that_worked_by_hand():
     # Errors: 0.5 + 0.5 * 5 - 2 = 1 and 2 + 0 - 1 = 1. A mean of two squares / 2, and lr 0.5: each value moves 0.25.
     np.testing.assert_array_equal(table_of(new.params), [[1.25, 2.25], [0.0, 0.0]])
     assert metrics["loss"] == 0.5
-    assert metrics["td_error"].sum == 1.0
-    assert metrics["q"].sum == 2.0
+    assert metrics["td_error"] == 1.0
+    assert metrics["q"] == 2.0
     np.testing.assert_allclose(metrics["grad_norm"], np.sqrt(0.5), rtol=1e-6)
     np.testing.assert_array_equal(priorities, [1.0, 1.0])
 
@@ -137,8 +137,8 @@ def test_one_update_of_rescaled_values_is_that_worked_by_hand(double):
     moved = online + 0.5 / 3 * np.array([[errors[1], errors[0]], [0.0, errors[2]]])
     np.testing.assert_allclose(table_of(new.params), moved, rtol=1e-5)
     # What is reported is in the unit of returns.
-    np.testing.assert_allclose(metrics["td_error"].sum, np.mean(np.abs(returns - parabolic(held))), rtol=1e-4)
-    np.testing.assert_allclose(metrics["q"].sum, np.mean(parabolic(np.array([2.0, 2.0, 1.0]))), rtol=1e-5)
+    np.testing.assert_allclose(metrics["td_error"], np.mean(np.abs(returns - parabolic(held))), rtol=1e-4)
+    np.testing.assert_allclose(metrics["q"], np.mean(parabolic(np.array([2.0, 2.0, 1.0]))), rtol=1e-5)
 
 
 def test_importance_weights_scale_the_loss_and_the_gradient():
@@ -357,7 +357,7 @@ def test_c51_derives_its_support_from_the_rewards_and_discounts_that_it_learns_f
     # From 0, 1, 2 to 1, 1.5, 2: by thirds, onto 1 and 2 half each; the slope of the logits is 1/3 less that.
     logits = state.params["params"]["logits"]
     np.testing.assert_allclose(logits, [[-1 / 3, 1 / 6, 1 / 6], [0, 0, 0]], atol=1e-6)
-    np.testing.assert_allclose(metrics["q"].sum, 1.0, atol=1e-6)  # the middle of 0 .. 2
+    np.testing.assert_allclose(metrics["q"], 1.0, atol=1e-6)  # the middle of 0 .. 2
     assert "out_of_support" not in metrics
     assert agent.strip(state).reach == state.reach
 
@@ -370,14 +370,14 @@ def test_the_support_of_c51_gets_wider_as_other_rewards_come():
     p = np.exp([-1 / 3, 1 / 6, 1 / 6]) / np.exp([-1 / 3, 1 / 6, 1 / 6]).sum()
     expected = np.array([-1 / 3, 1 / 6, 1 / 6]) - (p - [1, 0, 0])
     np.testing.assert_allclose(state.params["params"]["logits"][0], expected, atol=1e-6)
-    np.testing.assert_allclose(metrics["q"].sum, max(p @ [-8, -3, 2], -3.0), atol=1e-5)
+    np.testing.assert_allclose(metrics["q"], max(p @ [-8, -3, 2], -3.0), atol=1e-5)
 
 
 def test_c51_with_bounds_tells_the_share_of_its_targets_beyond_them():
     _, state, metrics = updated(ONE, v_min=0.0, v_max=1.5)
     assert state.reach == ()
-    np.testing.assert_allclose(metrics["out_of_support"].sum, 1 / 3, atol=1e-6)
+    np.testing.assert_allclose(metrics["out_of_support"], 1 / 3, atol=1e-6)
     _, state, metrics = updated(ONE, v_max=1.5)
     assert [float(x) for x in state.reach] == [0.0, 2.0]
-    np.testing.assert_allclose(metrics["out_of_support"].sum, 1 / 3, atol=1e-6)
+    np.testing.assert_allclose(metrics["out_of_support"], 1 / 3, atol=1e-6)
     assert jax.eval_shape(tabular().init, KEY).reach == ()  # others than c51 keep none

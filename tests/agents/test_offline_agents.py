@@ -135,7 +135,7 @@ def check_penalty(agent, without, state, batch, gap, draws=None, usual_draws=Non
     metrics = made(agent, state, draws)
     usual = made(without, state._replace(hyper=state.hyper._replace(cql=())), usual_draws)
     assert "cql_gap" not in usual
-    np.testing.assert_allclose(metrics["cql_gap"].sum, gap[..., WEIGHT > 0].mean(), rtol=1e-4)
+    np.testing.assert_allclose(metrics["cql_gap"], gap[..., WEIGHT > 0].mean(), rtol=1e-4)
     np.testing.assert_allclose(metrics["loss"] - usual["loss"], 2.0 * (WEIGHT * gap.sum(0)).mean(), rtol=1e-4)
     # A sweep varies the weight where it is.
     more = state._replace(hyper=state.hyper._replace(cql=jnp.float32(3.0)))
@@ -260,7 +260,7 @@ def test_edac_moves_critics_apart_by_the_slope_of_the_cosines_between_their_grad
         return 2.0 / 2 * (WEIGHT * cosines).mean(), cosines[WEIGHT > 0].mean() / 3
 
     (wanted, mean), slope = jax.jit(jax.value_and_grad(term, has_aux=True))(state.critic)
-    np.testing.assert_allclose(metrics["similarity"].sum, mean, rtol=1e-4)
+    np.testing.assert_allclose(metrics["similarity"], mean, rtol=1e-4)
     np.testing.assert_allclose(metrics["loss"] - usual["loss"], wanted, rtol=1e-3)
     np.testing.assert_allclose(
         vector_of(new.critic) - vector_of(old.critic), -0.1 * vector_of(slope), rtol=1e-3, atol=1e-6
@@ -279,7 +279,7 @@ def test_a_single_dimension_has_two_ways_to_go_and_no_slope_between_them():
     new, metrics, _ = jax.jit(agent.update)(state, batch, KEY, jnp.uint32(0))
     old, _, _ = jax.jit(plain.update)(state._replace(hyper=state.hyper._replace(eta=())), batch, KEY, jnp.uint32(0))
     np.testing.assert_allclose(vector_of(new.critic), vector_of(old.critic), atol=1e-5)
-    assert -1 / 3 - 1e-4 <= float(metrics["similarity"].sum) <= 1 + 1e-4
+    assert -1 / 3 - 1e-4 <= float(metrics["similarity"]) <= 1 + 1e-4
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -305,10 +305,10 @@ def test_the_policy_learns_from_each_action_by_its_advantage(make, name):
         v = linear(state.critic, beside(items.obs, chosen.clip(-1, 1))).min(0)[:, 0]
     weight = np.minimum(np.exp(2.0 * (q - v)), 100.0)
     learnt = WEIGHT > 0
-    np.testing.assert_allclose(metrics["advantage"].sum, (q - v)[learnt].mean(), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(metrics["advantage_weight"].sum, weight[learnt].mean(), rtol=1e-4)
+    np.testing.assert_allclose(metrics["advantage"], (q - v)[learnt].mean(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(metrics["advantage_weight"], weight[learnt].mean(), rtol=1e-4)
     if make is iql:
-        np.testing.assert_allclose(metrics["value"].sum, v[learnt].mean(), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(metrics["value"], v[learnt].mean(), rtol=1e-4, atol=1e-6)
     if discrete:
         log_prob = outputs[np.arange(SIZE), pick] - logsumexp(outputs)
         np.testing.assert_allclose(metrics["log_prob"].sum, log_prob[learnt].mean(), rtol=1e-4)

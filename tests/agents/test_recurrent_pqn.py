@@ -68,7 +68,7 @@ def test_targets_and_errors_are_those_of_a_walk_through_the_rollout(core: str) -
     batch = Batch(sample, np.arange(N, dtype=np.int32), np.ones(N, np.float32))
     metrics = jax.jit(lambda state, batch: agent.update(state, batch, KEY, jnp.uint32(0))[1])(state, batch)
     error = (sample.target - held) * items.weight.T
-    np.testing.assert_allclose(metrics["td_error"].sum, np.abs(error)[items.weight.T > 0].mean(), rtol=1e-4)
+    np.testing.assert_allclose(metrics["td_error"], np.abs(error)[items.weight.T > 0].mean(), rtol=1e-4)
     np.testing.assert_allclose(metrics["loss"], (np.square(error) / 2).mean(), rtol=1e-4)
 
 

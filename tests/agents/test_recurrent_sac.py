@@ -186,10 +186,10 @@ def test_an_update_sees_what_a_walk_through_the_sequences_finds(name: str, core:
     assert (error > 0).sum() == B * T - 1
     np.testing.assert_allclose(priorities, 0.9 * error.max(1) + 0.1 * error.mean(1), rtol=2e-4)
     counted = np.asarray(batch.items.weight)[:, BURN:] > 0
-    np.testing.assert_allclose(metrics["td_error"].sum, error[counted].mean(), rtol=2e-4)
+    np.testing.assert_allclose(metrics["td_error"], error[counted].mean(), rtol=2e-4)
     np.testing.assert_allclose(metrics["loss"], (share * told["loss"]).mean(), rtol=2e-4)
     np.testing.assert_allclose(metrics["policy_loss"], -(share * told["value"]).mean(), rtol=2e-4)
-    np.testing.assert_allclose(metrics["entropy"].sum, told["entropy"][counted].mean(), rtol=2e-4)
+    np.testing.assert_allclose(metrics["entropy"], told["entropy"][counted].mean(), rtol=2e-4)
     # The temperature goes down by the gradient of its own loss, to which the step of weight 0 adds nothing.
     target = 0.3 * np.log(3) if name == "discrete" else -2.0
     slope = ((told["entropy"] - target) * np.asarray(batch.items.weight)[:, BURN:]).mean()

@@ -69,7 +69,7 @@ def test_an_update_sees_what_a_walk_through_the_sequences_finds(core: str) -> No
             errors = (aim - np.array(held)) * weight[t]
             error[b, t - BURN], loss[b, t - BURN] = np.abs(errors).mean(), np.square(errors).sum() / 2
     np.testing.assert_allclose(priorities, 0.9 * error.max(1) + 0.1 * error.mean(1), rtol=2e-4)
-    np.testing.assert_allclose(metrics["td_error"].sum, error[items.weight[:, BURN:] > 0].mean(), rtol=2e-4)
+    np.testing.assert_allclose(metrics["td_error"], error[items.weight[:, BURN:] > 0].mean(), rtol=2e-4)
     np.testing.assert_allclose(metrics["loss"], (np.asarray(batch.weight)[:, None] * loss).mean(), rtol=2e-4)
     moved = lambda part: max(
         float(np.abs(a - b).max())

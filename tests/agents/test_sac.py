@@ -157,7 +157,7 @@ def test_the_objective_of_the_policy_is_the_soft_value_by_the_lowest_critic(name
     critic, obs = numbers(state.critic), batch.items.obs
     value, entropy = soft_value_by_hand(name, numbers(state.policy), critic, TEMPERATURE, obs, NOISE[0])
     np.testing.assert_allclose(metrics["policy_loss"], -(WEIGHT * IMPORTANCE * value).mean(), rtol=1e-5)
-    np.testing.assert_allclose(metrics["entropy"].sum, entropy[WEIGHT > 0].mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["entropy"], entropy[WEIGHT > 0].mean(), rtol=1e-5)
     assert metrics["temperature"] == TEMPERATURE
 
 
@@ -170,8 +170,8 @@ def test_targets_are_soft_values_by_the_target_network_with_noise_of_their_own_a
     error = target[None] - q
     np.testing.assert_allclose(priorities, WEIGHT * np.abs(error).mean(0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(metrics["loss"], (WEIGHT * IMPORTANCE * 0.5 * (error**2).sum(0)).mean(), rtol=1e-5)
-    np.testing.assert_allclose(metrics["td_error"].sum, np.abs(error)[:, WEIGHT > 0].mean(), rtol=1e-5)
-    np.testing.assert_allclose(metrics["q"].sum, q[:, WEIGHT > 0].mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["td_error"], np.abs(error)[:, WEIGHT > 0].mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["q"], q[:, WEIGHT > 0].mean(), rtol=1e-5)
 
 
 def test_critics_descend_towards_their_targets_as_worked_by_hand(name):

@@ -166,7 +166,7 @@ def test_an_update_sees_the_errors_that_a_walk_through_the_sequences_finds(core:
     sizes = np.abs(errors)
     assert (sizes > 0).sum() == B * T - 1
     np.testing.assert_allclose(priorities, 0.9 * sizes.max(1) + 0.1 * sizes.mean(1), rtol=2e-4)
-    np.testing.assert_allclose(metrics["td_error"].sum, sizes[sizes > 0].mean(), rtol=2e-4)
+    np.testing.assert_allclose(metrics["td_error"], sizes[sizes > 0].mean(), rtol=2e-4)
     weighed = (np.asarray(batch.weight)[:, None] * errors**2 / 2).mean()
     np.testing.assert_allclose(metrics["loss"], weighed, rtol=2e-4)
 
@@ -183,7 +183,7 @@ def test_an_update_of_rescaled_values_sees_the_errors_that_a_walk_through_the_se
     weighed = (np.asarray(batch.weight)[:, None] * errors**2 / 2).mean()
     np.testing.assert_allclose(metrics["loss"], weighed, rtol=2e-4)
     returns = np.abs(parabolic(held + errors) - parabolic(held))
-    np.testing.assert_allclose(metrics["td_error"].sum, returns[sizes > 0].mean(), rtol=2e-4)
+    np.testing.assert_allclose(metrics["td_error"], returns[sizes > 0].mean(), rtol=2e-4)
 
 
 def test_the_burn_in_makes_the_memory_but_takes_no_gradient() -> None:

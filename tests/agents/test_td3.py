@@ -95,7 +95,7 @@ def test_targets_are_the_lowest_value_of_the_target_policys_action_under_clipped
     error = target[None] - q
     np.testing.assert_allclose(priorities, WEIGHT * np.abs(error).mean(0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(metrics["loss"], (WEIGHT * IMPORTANCE * 0.5 * (error**2).sum(0)).mean(), rtol=1e-5)
-    np.testing.assert_allclose(metrics["td_error"].sum, np.abs(error)[:, WEIGHT > 0].mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["td_error"], np.abs(error)[:, WEIGHT > 0].mean(), rtol=1e-5)
     np.testing.assert_array_equal(target[1::3], batch.items.reward[1::3])
     # Noise and action do meet their bounds, or this would say nothing about clipping.
     assert (np.abs(blur) == clip).any() == clipped

@@ -134,7 +134,7 @@ def test_statistics_of_the_batch_make_its_loss_and_running_ones_the_action_and_t
     obs = np.asarray(items.obs)
     learnt = q(obs, obs.mean(0), obs.std(0))
     target = np.asarray(items.reward) + 0.9 * q(items.next_obs, mean_t, std_t).max(1)
-    np.testing.assert_allclose(metrics["q"].sum, learnt.max(1).mean(), rtol=1e-3)
+    np.testing.assert_allclose(metrics["q"], learnt.max(1).mean(), rtol=1e-3)
     np.testing.assert_allclose(
         priority, np.abs(target - learnt[np.arange(ROWS), np.asarray(items.action)]), rtol=1e-3, atol=1e-4
     )

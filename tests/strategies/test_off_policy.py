@@ -503,26 +503,3 @@ def test_a_broken_step_cuts_the_episode_and_leaves_rows_of_weight_zero(part, n):
     np.testing.assert_array_equal(held.next_obs[good, 0], place[good] + n)
     np.testing.assert_array_equal(held.reward[good], np.full(good.sum(), 1 + (0.75 if n == 3 else 0)))
     assert np.asarray(state.buffer.items.weight)[pushes:].sum() == 0
-
-
-@pytest.mark.parametrize("shards", [1, 2])
-def test_batches_without_a_step_to_learn_from_are_no_measurement(shards):
-    """Of two agents one dies at once, and all observations are the same, as is then what a step contributes."""
-    spec = EnvSpec("two", Box(-1.0, 1.0, (2,)), Discrete(2), time_limit=20)
-    obs = jnp.full((2, 2), 0.5)
-    step = lambda state, action, key: (state, TimeStep(obs, jnp.ones(2), jnp.array([False, True])))
-    env = Env(spec, lambda key: (jnp.int32(0), obs), step, agents=2)
-    strategy = off_policy(
-        env, dqn(features=(4,), lr=1e-9), buffer=uniform(400, 2), num_envs=4, opt_interval=4, warmup=200, shards=shards
-    )
-    state = jax.jit(strategy.init)(KEY)
-    rows, step = [], jax.jit(strategy.step)
-    for t in range(20):
-        state, metrics = step(state, jax.random.fold_in(KEY, t), jnp.uint32(t))
-        rows.append(metrics["q"])
-    measured = [row for row in rows if row.count]
-    assert measured
-    assert shards > 1 or len(measured) < len(rows)
-    expected = measured[0].max
-    for row in measured:
-        np.testing.assert_allclose([row.sum / row.count, row.min, row.max], expected, rtol=1e-3)
