@@ -12,13 +12,12 @@ import numpy as np
 from jaxrl.errors import SettingsError, one_line, safe_str
 from jaxrl.parsing import flatten_settings
 from jaxrl.paths import local
-from jaxrl.reports.rows import Log, Opened, read_episodes, read_log
-from jaxrl.training.storage.logs import rows_in, to_float
+from jaxrl.reports.rows import Log, Opened, better, read_episodes, read_log
+from jaxrl.training.storage.logs import to_float
 from jaxrl.training.storage.members import POPULATION
 from jaxrl.training.storage.run_dir import (
     MEMBERS_FILE,
     METADATA,
-    METRICS,
     VIDEOS,
     films_in,
     group_of,
@@ -147,7 +146,7 @@ def _run(
     path: Path, name: str, config: Mapping[str, Any], metadata: Mapping[str, Any], remarks: list[str], opened: Opened
 ) -> Run:
     log = read_log(opened)
-    best, best_opt_steps = _best(opened, metadata, log)
+    best, best_opt_steps = _best(metadata, log)
     film, large = _film(path)
     own = {key: value for key, value in config.items() if key != POPULATION}
     return Run(
@@ -168,27 +167,13 @@ def _run(
     )
 
 
-def _best(opened: Opened, metadata: Mapping[str, Any], log: Log) -> tuple[float, float]:
+def _best(metadata: Mapping[str, Any], log: Log) -> tuple[float, float]:
     """Return score and optimisation steps of the best policy, NaN if unknown."""
     saved = to_float(metadata.get("best_score")), to_float(metadata.get("best_opt_steps"))
     # The metadata of a run that is running or was killed are as old as its last save; the rows may be newer.
-    if not log.bests or (np.isfinite(saved[0]) and metadata.get("status") != "running"):
+    if not np.isfinite(log.best[0]) or (np.isfinite(saved[0]) and metadata.get("status") != "running"):
         return saved
-    newest = np.nan, np.nan
-    for row in rows_in(partial(opened, METRICS), ("eval", "event")):
-        if row.get("event") == "best":  # scores before are not comparable with those after
-            newest = np.nan, np.nan
-        elif row.get("is_best") is True:
-            confirmed = row.get("confirm_score")
-            score = to_float(row.get("score") if confirmed is None else confirmed)
-            newest = _better(newest, (score, to_float(row.get("opt_steps"))))
-    return _better(saved, newest)
-
-
-def _better(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
-    """Return the one of two scores, with their steps, that is greater; the first of equal ones."""
-    finite = [pair for pair in (one, other) if np.isfinite(pair[0])]
-    return max(finite, key=lambda pair: pair[0], default=(np.nan, np.nan))
+    return better(saved, log.best)
 
 
 def _film(path: Path) -> tuple[Path | None, list[str]]:

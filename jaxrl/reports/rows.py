@@ -41,8 +41,8 @@ class Log(NamedTuple):
     """Score of the last evaluation; NaN if it is not finite, or there is none."""
     returns: Curve
     """Mean returns of training episodes."""
-    bests: tuple[float, ...]
-    """Confirmed scores of policies that became the best, in order."""
+    best: tuple[float, float]
+    """Confirmed score of the best policy since scores last became incomparable, and its optimisation steps, or NaN."""
     skipped: int
     """Number of updates skipped because they were not finite."""
     invalid: int
@@ -95,7 +95,6 @@ def _log(trained: Table, others: list[dict[str, Any]], remarks: list[str]) -> Lo
     table = np.asarray(trained, np.float64).reshape(-1, len(AXES) + len(COLUMNS))
     evaluated = [row for row in others if row.get("kind") == "eval"]
     scores = [(*where(row), to_float(row.get("score", row.get("eval_reward")))) for row in evaluated]
-    bests = [_best_score(row) for row in evaluated if row.get("is_best") is True]
     if not remarks and not len(table) and not scores:
         remarks = [f"{METRICS} has no rows yet"]
     elif not scores:
@@ -105,13 +104,29 @@ def _log(trained: Table, others: list[dict[str, Any]], remarks: list[str]) -> Lo
         score=_curve(np.asarray(scores, np.float64).reshape(-1, 4)),
         last=_last(scores),
         returns=_curve(table[:, :4]),
-        bests=tuple(score for score in bests if np.isfinite(score)),
+        best=_best(others),
         skipped=_count(table[:, 4]),
         invalid=_count(table[:, 5]),
         speeds=(float(rates[-1, 0]), float(rates[-1, 1])) if len(rates) else (np.nan, np.nan),
         events=tuple(row for row in others if row.get("kind") == "event"),
         remarks=tuple(remarks),
     )
+
+
+def _best(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    found = np.nan, np.nan
+    for row in rows:
+        if row.get("event") == "best":  # scores before are not comparable with those after
+            found = np.nan, np.nan
+        elif row.get("kind") == "eval" and row.get("is_best") is True:
+            found = better(found, (_best_score(row), to_float(row.get("opt_steps"))))
+    return found
+
+
+def better(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    """Return the one of two scores, with their steps, that is greater; the first of equal ones."""
+    finite = [pair for pair in (one, other) if np.isfinite(pair[0])]
+    return max(finite, key=lambda pair: pair[0], default=(np.nan, np.nan))
 
 
 def _best_score(row: Mapping[str, Any]) -> float:
