@@ -73,6 +73,10 @@ class RunDirTakenError(SettingsError):
     """A new run in a directory that already has one."""
 
 
+class UnnamedPathError(SettingsError):
+    """A run directory, perhaps a stranger's, contains a path that is used only if the user names it."""
+
+
 class ActorError(JaxrlError):
     """An actor failed or hangs."""
 

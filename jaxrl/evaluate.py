@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from jaxrl import loading
 from jaxrl.cli.arguments import parse_pairs
-from jaxrl.cli.outside import admit, admit_algorithm
+from jaxrl.cli.outside import admit, admit_algorithm, require_algorithm
 from jaxrl.envs import Env, HostEnv, make_env
 from jaxrl.envs.base import require_same_spaces
 from jaxrl.envs.registry import NAME_TAKEN
@@ -112,6 +112,7 @@ def load_named(options: Namespace) -> GreedyPolicy:
     require_devices()
     admit_algorithm(options.algo)
     policy = load_policy(options.run_dir, member=options.member, step=options.step)
+    require_algorithm(options.algo, policy.facts["settings"].get("algo"), options.run_dir)
     if options.step is None and policy.facts["kept_as"] != "best":
         print_stderr(
             f"{options.run_dir} has no best policy: the latest is used, of checkpoint {policy.facts['opt_steps']}"

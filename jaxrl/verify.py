@@ -15,6 +15,7 @@ from jaxrl.cli.main import (  # first: it installs signal handlers
 )
 
 # isort: split
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,13 +26,14 @@ import numpy as np
 from jaxrl.agents.outside import made_by_hand
 from jaxrl.cli.algos import build
 from jaxrl.cli.config import parse
-from jaxrl.cli.outside import admit_algorithm
-from jaxrl.envs.registry import module_to_import
-from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, print_line, print_stderr
+from jaxrl.cli.outside import admit, admit_algorithm, require_algorithm
+from jaxrl.envs.registry import is_path, module_to_import
+from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, UnnamedPathError, print_line, print_stderr
 from jaxrl.loading import teacher_of
 from jaxrl.registry import ALGORITHMS
 from jaxrl.strategies import Strategy
 from jaxrl.training.program import Saved, compile_all, state_shapes, without_replay
+from jaxrl.training.settings import changes
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
 from jaxrl.training.storage.leaves import digest, state_digest
@@ -39,6 +41,15 @@ from jaxrl.training.storage.logs import LOGS, damage, lines_of_nobody, log_probl
 from jaxrl.training.storage.members import runs_of
 from jaxrl.training.storage.run_dir import CONFIG, open_log, plain, read_metadata, read_settings, require_run
 from jaxrl.trees import PyTree, make_key
+
+NAMED_AGAIN: dict[str, tuple[int | str, str]] = {
+    "env": (1, "the environment, where it is your own, as in my_package.envs:make"),
+    "env_args": ("+", "its parameters, where one is a path, as in --env-args level maps/1.txt"),
+    "eval_env": (1, "the environment of evaluations, where it is your own"),
+    "eval_env_args": ("+", "its parameters, where one is a path"),
+    "data": ("+", "the data sets, where they have been moved"),
+}
+"""Settings without which a run may not be rebuilt, unless they are named again: how many words they take, and help."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -58,8 +69,11 @@ def main(args: Sequence[str]) -> int:
         "--replay", action="store_true", help="train again from each checkpoint to the next, and compare every bit"
     )
     parser.add_argument("--algo", help="the algorithm, where it is your own, as in my_package.algos:make")
+    for name, (count, about) in NAMED_AGAIN.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", nargs=count, default=[], help=about)
     options = parser.parse(args)
     admit_algorithm(options.algo)
+    admit([*options.env, *options.eval_env])
     require_run(Path(options.run_dir))
     cache_compilations()
     require_devices()
@@ -73,7 +87,7 @@ def main(args: Sequence[str]) -> int:
     for run_dir in runs:
         if run_dir != Path(options.run_dir):
             print_line(f"member {int(run_dir.name)}")
-        made, obstacle = _verify(run_dir, options.replay, opened, problems)
+        made, obstacle = _verify(run_dir, options, opened, problems)
         pairs += made
         obstacles += [] if obstacle is None else [obstacle]
     if runs and runs[0] != Path(options.run_dir):
@@ -102,15 +116,15 @@ class Problems:
         print_stderr(shorten(line))
 
 
-def _verify(run_dir: Path, replayed: bool, opened: dict[Path, Saves], problems: Problems) -> tuple[int, str | None]:
+def _verify(run_dir: Path, options: Namespace, opened: dict[Path, Saves], problems: Problems) -> tuple[int, str | None]:
     """Check one run; return how many pairs of checkpoints it was trained again between, and why not between any."""
-    strategy, obstacle = rebuild_strategy(run_dir, problems)
+    strategy, obstacle = rebuild_strategy(run_dir, options, problems)
     store = open_store(run_dir, CHECKPOINTS, opened)
     good = list(check_checkpoints(store, strategy, problems))
     check_best(open_store(run_dir, BEST, opened), problems)
     check_logs(run_dir, store, good, problems)
     pairs = 0
-    if replayed and strategy is not None:
+    if options.replay and strategy is not None:
         for start, step, equal in replay(strategy, store, good):
             print_line(f"{start} -> {step} {'bit-equal' if equal else 'differs'}")
             problems.found |= not equal
@@ -123,27 +137,55 @@ def _verify(run_dir: Path, replayed: bool, opened: dict[Path, Saves], problems: 
     return pairs, obstacle
 
 
-def rebuild_strategy(run_dir: Path, problems: Problems) -> tuple[Strategy | None, str | None]:
-    """Build the strategy that `config.yaml` describes; otherwise return why not, unless it is damaged."""
+def rebuild_strategy(run_dir: Path, options: Namespace, problems: Problems) -> tuple[Strategy | None, str | None]:
+    """Build the strategy that `config.yaml` describes; otherwise return why not, unless it is damaged.
+
+    Raises:
+      SettingsError: what `options` name is not what the run was trained with.
+    """
     try:
         settings = read_settings(run_dir)
-        algo, custom = settings.get("algo"), settings.get("custom") or []
-        if parts := made_by_hand(algo, custom if isinstance(custom, list) else [custom]):
-            return None, (
-                f"{run_dir} has parts made in Python ({', '.join(map(str, parts))}), so that its settings do not "
-                "rebuild it: shapes are not compared with them, and --replay must be left out"
-            )
-        if isinstance(algo, str) and algo not in ALGORITHMS:
-            named = algo if module_to_import(algo) else "my_package.algos:make, the function registered as such"
-            return None, (
-                f"{run_dir} was trained by {algo}, code of your own that shapes and --replay need; name it by --algo "
-                f"{named}"
-            )
-        request = parse(["--resume", str(run_dir)])
-        return build(request.algo, request.config, teacher_of(request.config)), None
     except JaxrlError as error:
         problems.add(f"{CONFIG}: {error}")
         return None, None
+    algo, custom = settings.get("algo"), settings.get("custom") or []
+    if parts := made_by_hand(algo, custom if isinstance(custom, list) else [custom]):
+        return None, (
+            f"{run_dir} has parts made in Python ({', '.join(map(str, parts))}), so that its settings do not "
+            "rebuild it: shapes are not compared with them, and --replay must be left out"
+        )
+    require_algorithm(options.algo, algo, run_dir)
+    if isinstance(algo, str) and algo not in ALGORITHMS:
+        named = algo if module_to_import(algo) else "my_package.algos:make, the function registered as such"
+        return None, (
+            f"{run_dir} was trained by {algo}, code of your own that shapes and --replay need; name it by --algo "
+            f"{named}"
+        )
+    given = {name: words for name in NAMED_AGAIN if (words := vars(options)[name])}
+    flags = [word for name, words in given.items() for word in (f"--{name.replace('_', '-')}", *words)]
+    try:
+        request = parse(["--resume", str(run_dir), *flags])
+        request.config.check()
+    except UnnamedPathError as error:
+        return None, _cannot_rebuild(run_dir, error)
+    except JaxrlError as error:
+        if given:
+            raise
+        problems.add(f"{CONFIG}: {error}")
+        return None, None
+    config = request.config
+    old = {name: settings.get(name) for name in given if name != "data"}
+    differing = changes(old, {name: plain(vars(config)[name]) for name in old})
+    if found := ", ".join(str(change) for change in differing if not is_path(change.new)):
+        raise SettingsError(f"{run_dir} was trained under other settings ({found}); name its own")
+    try:
+        return build(request.algo, config, teacher_of(config)), None
+    except JaxrlError as error:  # code or data are not here
+        return None, _cannot_rebuild(run_dir, error)
+
+
+def _cannot_rebuild(run_dir: Path, error: JaxrlError) -> str:
+    return f"{run_dir} cannot be rebuilt here, so that checksums and logs are checked, but no shapes: {error}"
 
 
 def check_checkpoints(store: Store, strategy: Strategy | None, problems: Problems) -> Iterator[int]:

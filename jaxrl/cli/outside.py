@@ -55,6 +55,13 @@ def admit_algorithm(name: str | None) -> None:
     register_algorithm(name, function)
 
 
+def require_algorithm(named: str | None, algo: object, run_dir: str | Path) -> None:
+    """Raise `SettingsError` if an algorithm is `named` that is not `algo`, that of the run."""
+    row = ALGORITHMS.get(named or "")
+    if named is not None and named != algo and (row is None or row is not ALGORITHMS.get(str(algo))):
+        raise SettingsError(f"{run_dir} is a run of {algo}, not of {named}; leave --algo out, or name that")
+
+
 def _import(name: str, module: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:

@@ -6,7 +6,7 @@ from typing import Any
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import PREFIX, HostEnv, gymnasium_names
 from jaxrl.envs.wrappers import apply_wrappers, parse_wrappers
-from jaxrl.errors import SettingsError, close_matches, suggest
+from jaxrl.errors import SettingsError, UnnamedPathError, close_matches, suggest
 from jaxrl.registry import SUITES, import_name, join_names, split_suite
 
 EnvFactory = Callable[..., Env | HostEnv]
@@ -127,7 +127,8 @@ def check_plain_args(env_args: object, source: str) -> Mapping[str, Any]:
     """Return `env_args` of a run directory if they are safe to use.
 
     Raises:
-      SettingsError: they are not plain values by name, or one is a path, which the user must give explicitly.
+      SettingsError: they are not plain values by name.
+      UnnamedPathError: one is a path, which the user must give explicitly.
     """
     if not isinstance(env_args, Mapping) or not all(isinstance(name, str) for name in env_args):
         raise SettingsError(f"{source} has env_args {env_args!r:.80}; expected names with values")
@@ -135,7 +136,7 @@ def check_plain_args(env_args: object, source: str) -> Mapping[str, Any]:
         if not _plain(value):
             raise SettingsError(f"{source}: env_args.{name} is {value!r:.80}; expected plain values")
         if is_path(value):
-            raise SettingsError(
+            raise UnnamedPathError(
                 f"{source}: env_args.{name} is the path {value!r:.80}; name it again, as in --env-args {name} PATH"
             )
     return env_args

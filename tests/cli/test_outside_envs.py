@@ -1,6 +1,7 @@
 """Environments of a user's own by name, arguments of any type, and evaluation in another environment."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import yaml
 from toys_envs import forget_envs
 
 import jaxrl
-from jaxrl import evaluate, play, train
+from jaxrl import evaluate, play, train, verify
 from jaxrl.cli.outside import admit
 from jaxrl.errors import SettingsError
 
@@ -111,6 +112,13 @@ def test_a_function_named_on_the_command_line_is_trained_in(capsys: pytest.Captu
     ):
         with pytest.raises(SettingsError, match="imported only where you name it"):
             command()
+    # What needs no environment is checked without it, and the run is not called damaged.
+    assert verify.main(["run"]) == 0
+    checked = capsys.readouterr()
+    assert "4 ok" in checked.out
+    assert re.match(r"run cannot be rebuilt here, so that checksums and logs are checked, .*give --env", checked.err)
+    with pytest.raises(SettingsError, match="--replay: run cannot be rebuilt here"):
+        verify.main(["run", "--replay"])
     assert "walks_of_mine.envs" not in sys.modules
 
     # Named again, it has the parameters of the training, less those that are given.
@@ -119,6 +127,12 @@ def test_a_function_named_on_the_command_line_is_trained_in(capsys: pytest.Captu
     assert "return 0.3 " in told
     assert "length 3," in told
     assert sys.modules["walks_of_mine.envs"].CALLS[-1] == (3, 0.1, True, [8, 9.5, "x"], "two words")
+    capsys.readouterr()
+    assert verify.main(["run", "--env", WALK, "--replay"]) == 0
+    checked = capsys.readouterr()
+    assert ("2 -> 4 bit-equal" in checked.out, checked.err) == (True, "")
+    with pytest.raises(SettingsError, match=r"under other settings \(env: .*:make_walk -> CartPole-v1\)"):
+        verify.main(["run", "--env", "CartPole-v1"])
     with pytest.raises(SettingsError, match=r"max_opts is 2, but .*/run has made 4"):  # and the environment is made
         train.main(["--resume", "run", "--env", WALK, "--max-opts", "2"])
     assert sys.modules["walks_of_mine.envs"].CALLS[-1] == (7, 0.1, True, [8, 9.5, "x"], "two words")
@@ -202,7 +216,7 @@ def test_arguments_of_any_type_come_from_a_file_too() -> None:
 
 
 @pytest.mark.slow
-def test_a_path_among_the_arguments_of_a_run_must_be_typed_again() -> None:
+def test_a_path_among_the_arguments_of_a_run_must_be_typed_again(capsys: pytest.CaptureFixture[str]) -> None:
     args = ["--env", WALK, "--env-args", "title", "/etc/passwd"]
     assert train.main([*SMALL, *args, "--run-dir", "run"]) == 0
     with pytest.raises(SettingsError, match="is the path '/etc/passwd'; name it again"):
@@ -211,6 +225,10 @@ def test_a_path_among_the_arguments_of_a_run_must_be_typed_again() -> None:
     with pytest.raises(SettingsError, match="is the path '/etc/passwd'; name it again"):
         evaluate.main(["run", "--env", WALK, "--episodes", "2"])
     assert evaluate.main(["run", *args, "--episodes", "2"]) == 0
+    assert verify.main(["run", "--env", WALK]) == 0
+    assert "is the path '/etc/passwd'; name it again" in capsys.readouterr().err
+    assert verify.main(["run", *args]) == 0
+    assert capsys.readouterr().err == ""
 
 
 # --- evaluation elsewhere -------------------------------------------------------------------------------------------

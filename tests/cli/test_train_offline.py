@@ -8,7 +8,7 @@ import pytest
 from front_doors import Doors, Finished, leaves, rows, timeless
 
 import jaxrl
-from jaxrl import collect, train
+from jaxrl import collect, train, verify
 from jaxrl.cli.algos import build_processor
 from jaxrl.cli.config import preset
 from jaxrl.cli.presets import PRESETS
@@ -44,7 +44,7 @@ def test_collected_data_are_whole_episodes_of_the_environment(catch: Path) -> No
 
 @pytest.mark.slow
 def test_it_trains_resumes_elsewhere_to_the_same_bits_and_leaves_a_policy(
-    catch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    catch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(catch.parent)
     run(tmp_path / "whole", "iql", "--data", catch.name, *ENV, *SMALL, "--max-opts", 80)
@@ -63,6 +63,10 @@ def test_it_trains_resumes_elsewhere_to_the_same_bits_and_leaves_a_policy(
     try:
         with pytest.raises(jaxrl.SettingsError, match="cannot read"):
             train.main(["--resume", "parts", "--max-opts", "100"])
+        assert verify.main(["parts"]) == 0
+        assert "cannot be rebuilt here" in capsys.readouterr().err
+        assert verify.main(["parts", "--data", "moved.npz"]) == 0
+        assert capsys.readouterr().err == ""
         assert train.main(["--resume", "parts", "--max-opts", "100", "--data", "moved.npz"]) == 0
         data = jaxrl.load_dataset(moved)
         jaxrl.save_dataset("other.npz", data._replace(reward=data.reward + np.float32(1)))
