@@ -38,7 +38,7 @@ from jaxrl.training.population.scores import PopulationResult, format_swept
 from jaxrl.training.population.trainer import PopulationTrainer
 from jaxrl.training.processes import number
 from jaxrl.training.report import print_summary, print_table
-from jaxrl.training.stops import LIMITS
+from jaxrl.training.stops import LIMITS, can_go_on
 from jaxrl.training.storage.checkpoints import CheckpointError
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
 from jaxrl.training.storage.logs import damage
@@ -54,7 +54,7 @@ def main(args: Sequence[str]) -> int:
     args, how = split_process_flags(args)
     admit_algorithm(algorithm_named(args))
     request = parse(args)
-    admit(value_of(args, flag) for flag in ("--env", "--eval-env"))
+    admit(request.typed_envs)
     config = request.config
     if config.run_dir is None:
         env = (config.env or "data").replace(":", "-").replace("/", "-")
@@ -82,8 +82,9 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
     if group_of(run) is not None:
         return None  # it is refused: members go on together
     flags = {word for word in args if word.startswith("--")} - {"--resume", "--quiet"}
-    same_env = value_of(args, "--env") == read_settings(run).get("env")  # custom environments must be named again
-    if flags - ({"--env"} if same_env else set()):
+    settings = read_settings(run)
+    own = {"--algo": "algo", "--env": "env", "--eval-env": "eval_env"}  # code of the user's own must be named again
+    if flags - {flag for flag, name in own.items() if value_of(args, flag) == settings.get(name)}:
         return None
     runs = [run]
     if population_of(run) is not None:
@@ -96,10 +97,9 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
         return None
     (limit,) = limits
     flag, value = f"--{str(limit).replace('_', '-')}", getattr(request.config, str(limit))
-    env = f" --env {quote(request.config.env)}" if "--env" in flags else ""
     return (
         f"nothing is left to train: {limit} {value} is reached; prolong it by "
-        f"{command('train')} --resume {quote(str(run))}{env} {flag} {2 * value}"
+        f"{command('train')} --resume {quote(str(run))}{_own_code(request, training=True)} {flag} {2 * value}"
     )
 
 
@@ -166,9 +166,9 @@ def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int
         raise
     set_exit_note(" after the training; all of it is saved")
     if not quiet and isinstance(result, Result):
-        show(result, config.run_dir, playable=config.env is not None, again=_import_flags(request.algo, config.env))
+        show(result, config.run_dir, config.env is not None, _own_code(request, training=True), _own_code(request))
     elif not quiet and isinstance(result, PopulationResult):
-        show_population(result, config.run_dir, _import_flags(request.algo, config.env))
+        show_population(result, config.run_dir, _own_code(request, training=True), _own_code(request))
     stopped = trainer.interrupt.signal
     return 0 if stopped is None else 128 + stopped
 
@@ -218,22 +218,27 @@ def population_config(given: Mapping[str, Any] | None) -> PopulationConfig | Non
     return replace(asked, sweep=read_sweep(sweep) if isinstance(sweep, list) else sweep)
 
 
-def _import_flags(algo: str, env: str | None) -> str:
-    """Return the flags that name a user's own algorithm and environment: commands import no others."""
-    algorithm = f" --algo {quote(algo)}" if module_to_import(algo) else ""
-    return algorithm + (f" --env {quote(env)}" if env is not None and module_to_import(env) else "")
+def _own_code(request: Request, training: bool = False) -> str:
+    """Return the flags that name a user's own algorithm and environments: commands import no others.
+
+    The environment of evaluations is needed for `training` alone.
+    """
+    config = request.config
+    eval_env = getattr(config, "eval_env", None) if training else None
+    named = {"--algo": request.algo, "--env": config.env, "--eval-env": eval_env}
+    return "".join(f" {flag} {quote(name)}" for flag, name in named.items() if name and module_to_import(name))
 
 
-def show_population(result: PopulationResult, run_dir: str, again: str = "") -> None:
+def show_population(result: PopulationResult, run_dir: str, to_train: str = "", to_read: str = "") -> None:
     """Print the results of a population, the commands that come next, and the best member.
 
-    `again` are flags that the commands need.
+    `to_train` and `to_read` are flags that the commands need which train on, and which read the run.
     """
     best, where = result.best_member(), f" {quote(run_dir)}"
     lines = {"run": one_line(run_dir)}
-    if any(member.status == "running" or member.status.startswith("SIG") for member in result.members):
-        lines["go on"] = f"{command('train')} --resume{where}{again}"
-    lines["evaluate"] = f"{command('evaluate')}{where} --member {best.number}{again}"
+    if any(can_go_on(member.status) for member in result.members):
+        lines["go on"] = f"{command('train')} --resume{where}{to_train}"
+    lines["evaluate"] = f"{command('evaluate')}{where} --member {best.number}{to_read}"
     swept = f", {format_swept(best.now)}" if best.now else ""
     score = "" if best.best_score is None else f", score {best.best_score:.6g}"
     lines["best"] = f"member {best.number}{score}, seed {best.seed}{swept}"
@@ -254,17 +259,18 @@ def new_run_dir(name: str) -> str:
     return path
 
 
-def show(result: Result, run_dir: str, playable: bool = True, again: str = "") -> None:
+def show(result: Result, run_dir: str, playable: bool = True, to_train: str = "", to_read: str = "") -> None:
     """Print the summary of a run, each part on one line, and the commands that come next.
 
-    `playable`: whether there is an environment to evaluate and to play in; `again` are flags that the commands need.
+    `playable`: whether there is an environment to evaluate and to play in. `to_train` and `to_read` are flags that the
+    commands need which train on, and which read the run.
     """
-    run, lines = f" {quote(run_dir)}{again}", {}
+    run, lines = f" {quote(run_dir)}", {}
     if (more := _to_go_on(result.summary)) is not None:
-        lines["go on"] = f"{command('train')} --resume{run}{more}"
+        lines["go on"] = f"{command('train')} --resume{run}{to_train}{more}"
     if result.summary["best_score"] is not None and playable:
-        lines["evaluate"] = f"{command('evaluate')}{run}"
-        lines["watch"] = f"{command('play')}{run} --out episode.gif"
+        lines["evaluate"] = f"{command('evaluate')}{run}{to_read}"
+        lines["watch"] = f"{command('play')}{run}{to_read} --out episode.gif"
     print_summary(result, one_line(run_dir), lines)
 
 
@@ -273,7 +279,7 @@ def _to_go_on(summary: Mapping[str, Any]) -> str | None:
     stop = summary["stop"]
     if stop in LIMITS:
         return f" --{stop.replace('_', '-')} {2 * summary[LIMITS[stop]]}"
-    return "" if stop in ("SIGINT", "SIGTERM") else None
+    return "" if can_go_on(stop) else None
 
 
 if __name__ == "__main__":

@@ -51,6 +51,8 @@ class Request(NamedTuple):
     from_step: str | None = None
     notes: tuple[str, ...] = ()
     """Notes on flags translated from other libraries, on a preset scaled to the run's length, and on a missing one."""
+    typed_envs: tuple[str | None, ...] = ()
+    """Environments that a person typed, whose code may be imported."""
 
 
 def parse(args: Sequence[str]) -> Request:
@@ -105,7 +107,8 @@ def parse(args: Sequence[str]) -> Request:
     how = (launch.get("allow_changes", False), launch.get("start_over", False))
     from_run = resume if from_step else None
     config = replace(config, run_dir=resume) if resume and not from_run else config
-    return Request(algo, config, bool(resume), *how, members, from_run, from_step, notes)
+    typed = tuple(value_of(args, flag) for flag in ("--env", "--eval-env"))
+    return Request(algo, config, bool(resume), *how, members, from_run, from_step, notes, typed)
 
 
 LAUNCH = {

@@ -10,3 +10,8 @@ HALVED = "halved"
 """The status of a member that halving ended."""
 BROKEN = ("failed", "diverged", "actor")
 """Prefixes of stop reasons after which the state in memory is unusable; services mark such runs as failed."""
+
+
+def can_go_on(status: str) -> bool:
+    """Return whether a run with this status is neither finished nor broken: it runs, or was stopped from outside."""
+    return status not in (*FINISHED, HALVED) and not status.startswith(BROKEN)

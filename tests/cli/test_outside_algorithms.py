@@ -189,6 +189,13 @@ def test_an_algorithm_named_on_the_command_line_has_all_commands(
     assert "8 -> 16 bit-equal" in capsys.readouterr().out
     assert evaluate.main(["run", "--algo", MAKE, "--episodes", "2"]) == 0
     assert train.main([MAKE, "--resume", "run", "--max-opts", "32"]) == 0
+    capsys.readouterr()
+    for named in ([MAKE, "--resume", "run"], ["--resume", "run", "--algo", MAKE]):
+        assert train.main(named) == 0
+        assert capsys.readouterr().out == (
+            "nothing is left to train: max_opts 32 is reached; prolong it by "
+            f"python -m jaxrl.train --resume run --algo {MAKE} --max-opts 64\n"
+        )
     policy = jaxrl.load_policy("run")
     assert int(policy(np.zeros(4, np.float32))) in (0, 1)
 

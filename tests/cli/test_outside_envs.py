@@ -138,6 +138,20 @@ def test_a_function_named_on_the_command_line_is_trained_in(capsys: pytest.Captu
     assert sys.modules["walks_of_mine.envs"].CALLS[-1] == (7, 0.1, True, [8, 9.5, "x"], "two words")
 
 
+def test_printed_commands_name_the_environment_of_evaluations_where_they_train_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # A flag of another library is one that a person typed.
+    assert train.main([*SMALL, "--env-id", WALK, "--eval-env", WALK, "--run-dir", "run"]) == 0
+    told, more = capsys.readouterr().out, f"jaxrl.train --resume run --env {WALK} --eval-env {WALK} --max-opts 8\n"
+    assert more in told
+    assert f"jaxrl.evaluate run --env {WALK}\n" in told
+    assert train.main(["--resume", "run", "--env", WALK, "--eval-env", WALK]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("nothing is left to train: ")
+    assert told.endswith(more)
+
+
 @pytest.mark.slow
 def test_a_gymnasium_environment_of_ones_own_works_both_ways() -> None:
     quick = ("dqn", "--num-envs", "2", "--opt-interval", "2", "--warmup", "16", "--max-opts", "4", "--quiet")

@@ -312,7 +312,9 @@ def test_what_cannot_change_is_named_at_once_with_what_can_be_done(
         ("max_env_steps", " --max-env-steps 1600"),
         ("SIGINT", ""),
         ("SIGTERM", ""),
+        ("handle", ""),
         ("stop_reward", None),
+        ("diverged", None),
     ],
 )
 def test_the_summary_says_how_to_go_on(stop: str, more: str | None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,3 +100,6 @@ def test_members_are_pointed_out_once_and_the_best_is_named_last(
     train.show_population(result, str(tmp_path))
     last = capsys.readouterr().out.splitlines()[-1].split()
     assert last == ["best", "member", f"{best.number},", "score", f"{best.best_score:.6g},", "seed", str(best.seed)]
+    for status, goes_on in {"max_opts": False, "patience": False, "diverged": False, "handle": True}.items():
+        train.show_population(result._replace(members=(best._replace(status=status),)), "run")
+        assert ("jaxrl.train --resume run\n" in capsys.readouterr().out) is goes_on

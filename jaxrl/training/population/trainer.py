@@ -47,7 +47,7 @@ from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import Row, RunInfo, recorders_of
 from jaxrl.training.report import Report, leave_by_signal, print_table, run_dir_part
 from jaxrl.training.settings import TrainerConfig, config_for, plan_run, settings_of_run
-from jaxrl.training.stops import HALVED, LIMITS
+from jaxrl.training.stops import HALVED, LIMITS, can_go_on
 from jaxrl.training.storage.group import CHECKPOINTS, Collector
 from jaxrl.training.storage.group_files import GroupFiles, MemberDir, MemberFiles
 from jaxrl.training.storage.logs import RowLog
@@ -227,7 +227,7 @@ class PopulationTrainer:
         if run_dir is not None:
             best = result.best_member().number
             lines = {"run": run_dir, "load": f"policy = jaxrl.load_policy({run_dir!r}, member={best})"}
-        if any(member.status == "running" or member.status.startswith("SIG") for member in result.members):
+        if any(can_go_on(member.status) for member in result.members):
             lines["go on"] = "trainer.train()"
         print_table(result.table(), lines)
 
