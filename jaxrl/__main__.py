@@ -7,8 +7,6 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-import jaxrl
-
 COMMANDS = {
     "train": "train an agent, or go on with a run",
     "evaluate": "evaluate the best policy of a run in fresh episodes",
@@ -33,20 +31,26 @@ def main() -> None:
     """Run the front door that the first argument names, and exit with its code."""
     leave_on_signals()
     from jaxrl.cli.main import begin_front_door, run_main  # late: it takes 0.1 s
-    from jaxrl.cli.opening import greet
+    from jaxrl.cli.opening import greet, print_version
 
     begin_front_door()
     name, args = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]
     if name in ("--help", "-h", "help"):
-        print(HELP.format(commands="\n".join(f"  {name:<12}{what}" for name, what in COMMANDS.items())))
+        run_main(_print_help, args)
     elif name in ("--version", "-v"):
-        print(f"jaxrl {jaxrl.__version__}")
+        run_main(print_version, args)
     elif name not in COMMANDS:
         run_main(_refuse, [name])
     else:
         if name == "train":
             greet(args)  # before slow imports
         run_main(importlib.import_module(f"jaxrl.{name}").main, args)
+
+
+def _print_help(args: Sequence[str]) -> int:
+    del args
+    print(HELP.format(commands="\n".join(f"  {name:<12}{what}" for name, what in COMMANDS.items())))
+    return 0
 
 
 def _refuse(args: Sequence[str]) -> int:

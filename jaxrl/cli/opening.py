@@ -20,8 +20,9 @@ def greet(args: Sequence[str]) -> None:
     """
     set_exit_note(" before training began; nothing was written")
     if {"--version", "-v"} & set(args):
-        print(f"jaxrl {jaxrl.__version__}")
-        raise SystemExit(0)
+        from jaxrl.cli.main import run_main  # late: it imports this module
+
+        run_main(print_version, args)
     args = normalise(args)
     if {"--help", "-h", "--list-envs"} & set(args):
         return
@@ -44,6 +45,13 @@ def _refuse_at_once(args: Sequence[str]) -> None:
     # With several processes, another one may have made the directory already.
     if (path := value_of(args, "--run-dir")) and not {"--resume", "--distributed"} & set(args):
         require_new(path, "--start-over" in args)
+
+
+def print_version(args: Sequence[str]) -> int:
+    """Print the version, whatever the arguments; return the exit code."""
+    del args
+    print(f"jaxrl {jaxrl.__version__}")
+    return 0
 
 
 def print_note(line: str) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -99,6 +100,15 @@ def test_the_version_is_told_before_anything_slow_is_imported(capsys: pytest.Cap
         opening.greet(["--version"])
     assert stop.value.code == 0
     assert capsys.readouterr().out == f"jaxrl {jaxrl.__version__}\n"
+
+
+@pytest.mark.parametrize("words", ["jaxrl --help", "jaxrl --version", "jaxrl train --version", "jaxrl.train --version"])
+def test_a_page_for_a_reader_that_has_gone_ends_quietly(words: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:
+        done = subprocess.run([sys.executable, "-m", *words.split()], stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 # --- where things are -------------------------------------------------------------------------------------------
