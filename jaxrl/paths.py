@@ -38,6 +38,18 @@ def local(path: P) -> P:
     return type(path)(home)
 
 
+def require_utf8(path: str | Path) -> None:
+    """Raise `SettingsError` if the whole path of a run directory is not UTF-8: Orbax keeps checkpoints in no other."""
+    whole = os.path.abspath(path)
+    try:
+        whole.encode()
+    except UnicodeEncodeError:
+        raise SettingsError(
+            f"{whole!r} is not UTF-8, and no checkpoint can be kept below such a path; choose another run directory, "
+            "or rename it"
+        ) from None
+
+
 def require_new(path: str | Path, replaces: bool = False) -> None:
     """Raise an error if no run can begin in `path`, which need not exist yet.
 
@@ -46,9 +58,10 @@ def require_new(path: str | Path, replaces: bool = False) -> None:
     Raises:
       RunDirTakenError: it holds a run.
       RunDirInUseError: another process is writing it.
-      SettingsError: it is a file, contains something else, or cannot be accessed.
+      SettingsError: it is a file, contains something else, cannot be accessed, or is not UTF-8.
     """
     path = Path(local(path))
+    require_utf8(path)
     with writing(f"the run directory {_short(path)}"):
         if os.path.lexists(path / LOCK):
             require_free(path)

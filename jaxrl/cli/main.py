@@ -117,6 +117,8 @@ class Parser(argparse.ArgumentParser):
 
 def place(text: str) -> str:
     """Convert an argument that names a directory or a file, expanding `~`."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; expected a directory or a file")
     try:
         return local(text)
     except SettingsError as error:

@@ -1,9 +1,11 @@
 """What a user can get wrong: refused in one line that says what came and what would do, before anything is done."""
 
+import contextlib
 import importlib
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -302,7 +304,9 @@ WRONG = {
     "collect nowhere --transitions 64 --out nowhere/metrics.jsonl": "lies in the run nowhere, which is only read",
     f"{COLLECT} missing/x.npz": "cannot write missing/x.npz: No such file",
     f"{COLLECT} .": "cannot write .: Is a directory",
-    f"{COLLECT} ''": "cannot write .: Is a directory",
+    **{f"{words} ''": "is empty; expected a directory or a file" for words in (
+        COLLECT, "doctor --json", "evaluate", "export RUN --out", "report RUN --csv", "report RUN --png a.png --out",
+    )},
     "doctor --json no/page.json": "no/page.json",
     **{f"{words} {LONG}": "File name too long" for words in (
         "train --run-dir", "evaluate", "verify", "report", "play", "export", "collect --transitions 64 --out x.npz",
@@ -331,6 +335,16 @@ def test_a_command_is_refused_in_one_line_that_says_what_would_do(
     assert not line.endswith(":")
     if "?" in WRONG[command]:  # a guess is short
         assert len(line) < 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others have no such names")
+def test_a_run_directory_that_is_not_utf8_is_refused(refuse: Refuse, finished: Finished) -> None:
+    shutil.copytree(finished.path, "run\udcff")
+    for command in ("train --run-dir new\udcff", "train --resume run\udcff", "evaluate run\udcff", "report run\udcff"):
+        assert "is not UTF-8, and no checkpoint can be kept below such a path" in refuse(command)
+    Path("in\udcff").mkdir()
+    with contextlib.chdir("in\udcff"):
+        assert "is not UTF-8" in refuse("train --run-dir new")
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")

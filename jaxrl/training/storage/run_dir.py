@@ -25,7 +25,7 @@ from typing import IO, Any, NamedTuple
 import yaml
 
 from jaxrl.errors import DISK_ERRORS, JaxrlError, SettingsError, StorageError
-from jaxrl.paths import CONFIG, LOCK, hold, local, reason_of_path, require_empty
+from jaxrl.paths import CONFIG, LOCK, hold, local, reason_of_path, require_empty, require_utf8
 from jaxrl.training.settings import FORMATS
 
 FORMAT = 1
@@ -62,6 +62,7 @@ class RunDir:
         self._lock: IO[str] | None = None
         try:
             self.path = Path(local(path)).absolute()
+            require_utf8(self.path)
             if resume:
                 require_run(self.path)
             # With a lock file, another process may be starting a run here: taking the lock decides.
@@ -160,6 +161,7 @@ def require_run(path: Path) -> None:
         require_run(group)
         _of_member(path)
         return
+    require_utf8(path)
     try:
         if not path.is_dir():
             there = "it is a file" if path.exists() else "there is no such directory"
