@@ -32,10 +32,10 @@ def parse_float(value: str) -> float | None:
 
 
 def parse_value(text: str) -> Any:
-    """Parse an argument of a command line: a number, `true` or `false`, a list `[a, b]`, or else a string."""
+    """Parse an argument of a command line: a number, `true` or `false`, a list `[a, [b, c]]`, or else a string."""
     word = text.strip()
     if word.startswith("[") and word.endswith("]"):
-        return [parse_value(part) for part in word[1:-1].split(",") if part.strip()]
+        return [parse_value(part) for part in _split_items(word[1:-1]) if part.strip()]
     if word.lower() in ("true", "false"):
         return word.lower() == "true"
     value = as_int(word)
@@ -43,6 +43,18 @@ def parse_value(text: str) -> Any:
         return float(value) if "." in word else value
     found = parse_float(word)
     return word if found is None else found
+
+
+def _split_items(text: str) -> list[str]:
+    """Split at the commas that are not inside of brackets."""
+    items, depth = [""], 0
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            items.append("")
+        else:
+            items[-1] += character
+    return items
 
 
 def split_list(text: str) -> list[str]:

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import gc
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from jaxrl.cli.arguments import command, normalise, refuse_repeats
 from jaxrl.cli.opening import stage
 from jaxrl.errors import DISK_ERRORS, JaxrlError, SettingsError, StorageError, print_stderr, safe_str
 from jaxrl.hush import hushed
+from jaxrl.parsing import as_int
 from jaxrl.paths import local
 
 
@@ -100,6 +102,9 @@ class Parser(argparse.ArgumentParser):
         name = command(door)
         super().__init__(name, epilog=f"Example: {name} {example}", **settings)
         self.add_argument("--version", action="version", version=f"jaxrl {jaxrl.__version__}")
+        # Numbers are written as for training: argparse takes `1e5` for no `int`, and `-1e-3` for a flag.
+        self.register("type", int, _whole)
+        self._negative_number_matcher = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
 
     def parse(self, args: Sequence[str]) -> argparse.Namespace:
         """Parse a command line; raise `SettingsError` if an argument is invalid or a flag is repeated."""
@@ -113,6 +118,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)
+
+
+def _whole(text: str) -> int:
+    """Convert an argument that is a whole number."""
+    number = as_int(text)
+    if type(number) is not int:
+        raise argparse.ArgumentTypeError(f"it is {text!r}; expected a whole number, as in 5000 or 5e3")
+    return number
 
 
 def place(text: str) -> str:

@@ -86,6 +86,11 @@ def test_a_number_is_read_as_people_write_it_also_in_a_file(
     assert repr(found(parse(["--config", f"{tmp_path}/mine.yaml"]).config)) == repr(value)
 
 
+def test_lists_of_lists_are_parameters_of_an_environment_too() -> None:
+    args = parse(["--env-args", "walls", "[[1, 2.5], [], [x, [true]]]", "rows", "[8,8]"]).config.env_args
+    assert args == {"walls": [[1, 2.5], [], ["x", [True]]], "rows": [8, 8]}
+
+
 def test_environments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         train.main(["--list-envs"])
