@@ -278,10 +278,11 @@ def env_in(settings: Mapping[str, Any], given: Collection[str] = ()) -> tuple[st
     """
     if "env" in settings.get("custom", []):
         raise SettingsError(
-            f"the environment {settings['env']} was made in Python; use load_policy and Evaluator there"
+            f"the environment {settings['env']} was made in Python; use load_policy and Evaluator there, or name "
+            "another by --env"
         )
     if "data" in settings and settings.get("env") is None:
-        raise SettingsError("the policy was learnt from data, and no env was named then; use load_policy in Python")
+        raise SettingsError("the policy was learnt from data, and no env was named then; name one by --env")
     name, params = settings.get("env"), settings.get("env_args", {})
     if not isinstance(name, str):
         raise SettingsError(f"the policy's environment is {name!r}; expected a name")

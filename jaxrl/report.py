@@ -45,6 +45,8 @@ def main(args: Sequence[str]) -> int:
     files = [options.out, options.png, options.csv, options.aggregate, options.json]
     if options.serve is None and not any(files):
         options.out = files[0] = "report.html"
+    if options.png and not options.png.lower().endswith(".png"):
+        raise SettingsError(f"--png is {options.png!r}; expected a name that ends with .png")
     for run in options.runs:
         require_run(Path(run))
     if len(given := [os.path.realpath(file) for file in files if file]) > len(set(given)):

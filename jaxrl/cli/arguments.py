@@ -151,7 +151,8 @@ def _read_value(flag: str, words: Sequence[str], kind: Any) -> Any:
     if origin is dict:
         return {name: parse_value(value) for name, value in parse_pairs(flag, words).items()}
     if origin is tuple:
-        return list(words) if typing.get_args(kind)[0] is str else split_list(" ".join(words)) or [""]
+        text = " ".join(words)
+        return list(words) if typing.get_args(kind)[0] is str else split_list(text) or ([] if text == "[]" else [""])
     return None if words[0] == "None" else words[0]
 
 

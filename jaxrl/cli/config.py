@@ -102,6 +102,11 @@ def parse(args: Sequence[str]) -> Request:
         )
     if config.run_dir == "":
         raise SettingsError("--run-dir needs a value")
+    if launch.get("start_over") and not resume and config.run_dir is None:
+        raise SettingsError(
+            "--start-over needs the run to begin again; give --resume DIR to keep its settings, or --run-dir DIR for "
+            "those given here"
+        )
     if from_step and members:
         raise SettingsError(f"{resume} is a population; branch off from one of its members, as of {resume}/members")
     how = (launch.get("allow_changes", False), launch.get("start_over", False))
@@ -133,11 +138,6 @@ def _source(launch: Mapping[str, Any], args: Sequence[str]) -> tuple[str | None,
         raise SettingsError("--resume takes all settings from the run; leave --config out")
     if launch.get("allow_changes") and not resume:
         raise SettingsError("--allow-changes says how to resume; give --resume DIR as well")
-    if launch.get("start_over") and not (resume or value_of(args, "--run-dir")):
-        raise SettingsError(
-            "--start-over needs the run to begin again; give --resume DIR to keep its settings, or --run-dir DIR for "
-            "those given here"
-        )
     if launch.get("from_step") and not (resume and value_of(args, "--run-dir")):
         raise SettingsError(
             "--from-step begins a new run from a checkpoint; give --resume RUN and --run-dir NEW as well"
@@ -161,7 +161,8 @@ def _algorithm(named: str | None, file: str | None, resume: str | None, from_fil
             f"{resume or file} has parts that were made in Python ({', '.join(parts)}); "
             f"{_in_python(resume, 'driven' in from_file)}"
         )
-    algo: str = as_type(f"{file}: algo", from_file.get("algo", "dqn"), str) if named is None else named
+    of_file: str = as_type(f"{file}: algo", from_file.get("algo", "dqn"), str)
+    algo = of_file if named is None else named
     if algo not in ALGORITHMS:
         if (resume or file) and named is None:
             raise SettingsError(
@@ -170,8 +171,8 @@ def _algorithm(named: str | None, file: str | None, resume: str | None, from_fil
                 f"{resume or file} (known here: {join_names(ALGORITHMS)})"
             )
         raise SettingsError(f"unknown algorithm {algo!r}; {suggest(algo, ALGORITHMS)}")
-    if resume and ALGORITHMS[algo] is not ALGORITHMS.get(from_file.get("algo", "")):
-        raise SettingsError(f"{resume} is a run of {from_file.get('algo')}, not of {algo}")
+    if resume and ALGORITHMS[algo] is not ALGORITHMS.get(of_file):
+        raise SettingsError(f"{resume} is a run of {of_file}, not of {algo}")
     return algo
 
 

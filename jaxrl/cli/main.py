@@ -163,11 +163,18 @@ def without_compilation_cache() -> None:
     jax.config.update("jax_enable_compilation_cache", False)
 
 
+MAX_CPU_DEVICES = 1024
+"""Devices that JAX makes of a CPU within a second; tens of thousands take minutes, and gigabytes."""
+
+
 def divide_cpu(devices: int) -> None:
-    """Make JAX treat the CPU as `devices` devices, before it is initialised; other platforms are unaffected."""
+    """Make JAX treat the CPU as `devices` devices, before it is initialised; other platforms are unaffected.
+
+    Above `MAX_CPU_DEVICES` it stays one, and missing devices are reported later.
+    """
     import jax
 
-    if devices > 1:
+    if 1 < devices <= MAX_CPU_DEVICES:
         with contextlib.suppress(RuntimeError):  # already initialised; missing devices are reported later
             jax.config.update("jax_num_cpu_devices", devices)
 

@@ -31,7 +31,7 @@ def admit(names: Iterable[str | None]) -> None:
         module = None if name is None else module_to_import(name)
         if name is not None and module is not None and name not in registered_envs():
             found = _import(name, module)
-            if not name.startswith(PREFIX):
+            if not name.startswith(PREFIX) and name not in registered_envs():  # unless its module registers it
                 register_env(name, partial(_make, name, _function(name, found)))
 
 

@@ -314,8 +314,10 @@ WRONG = {
     "doctor --json no/page.json": "no/page.json",
     **{f"{words} {LONG}": "File name too long" for words in (
         "train --run-dir", "evaluate", "verify", "report", "play", "export", "collect --transitions 64 --out x.npz",
-        "publish --out hub", "doctor --json", "report RUN --png", "report RUN --csv", "report RUN --json",
+        "publish --out hub", "doctor --json", "report RUN --csv", "report RUN --json",
     )},
+    f"report RUN --png {LONG}.png": "File name too long",
+    "report RUN --png x.pdf": "--png is 'x.pdf'; expected a name that ends with .png",
     **{f"{words}gs://bucket/run": "gs://bucket/run is a URL" for words in (
         "train --run-dir=", "train --init-from=", "train --config=", "train bc --data=", "evaluate ", "verify ",
         "report ", "play ", "export ", "collect --transitions 64 --out x.npz ", "publish --out hub ", "doctor --json=",
@@ -428,6 +430,14 @@ def test_a_run_without_a_best_policy_is_refused(finished: Finished, tmp_path: Pa
     for main in (evaluate.main, play.main):
         with pytest.raises(NoCheckpointError, match="no best policy"):
             main([str(tmp_path / "run")])
+
+
+def test_a_run_whose_algorithm_is_no_name_is_refused_where_it_is_named_too(finished: Finished, tmp_path: Path) -> None:
+    shutil.copytree(finished.path, tmp_path / "run")
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("algo: dqn", "algo: [dqn]"))
+    with pytest.raises(SettingsError, match=r"algo is \['dqn'\]; expected a name"):
+        train.main(["dqn", "--resume", str(tmp_path / "run")])
 
 
 def test_settings_of_a_stranger_that_the_environment_cannot_hold_are_refused(

@@ -69,6 +69,7 @@ def test_a_sweep_may_be_given_in_parts() -> None:
         ("--agent.features [64,32]", "agent.features", (64, 32)),
         ("--agent.features=64,32", "agent.features", (64, 32)),
         ("--agent.features 64 32", "agent.features", (64, 32)),
+        ("--agent.features []", "agent.features", ()),
         ("--agent.lr 1e-3", "agent.lr", 1e-3),
         ("--agent.tau 1", "agent.tau", 1.0),
         ("--stop-reward -1e2", "stop_reward", -100.0),
@@ -171,6 +172,19 @@ def test_a_directory_is_begun_again_under_the_settings_given(doors: Doors) -> No
     (discarded,) = (doors.cwd / "run").glob("discarded-*")
     seeds = [yaml.safe_load((path / "config.yaml").read_text())["seed"] for path in (discarded, doors.cwd / "run")]
     assert seeds == [3, 4]
+
+
+def test_a_directory_to_begin_again_may_be_named_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("run_dir: mine")
+    request = parse(["--config", f"{tmp_path}/mine.yaml", "--start-over"])
+    assert (request.start_over, request.config.run_dir) == (True, "mine")
+    with pytest.raises(SettingsError, match="--start-over needs the run to begin again"):
+        parse(["--start-over"])
+
+
+def test_more_devices_than_a_cpu_is_divided_into_are_missing(doors: Doors) -> None:
+    line = one_error_line(doors.run("train", *SMALL, "--devices", "20000", "--quiet"))
+    assert "devices is 20000, but JAX has 1 here; set devices to 1" in line
 
 
 def test_what_is_printed_of_a_directory_stays_on_its_line(doors: Doors) -> None:

@@ -166,6 +166,13 @@ def test_a_gymnasium_environment_of_ones_own_works_both_ways() -> None:
         evaluate.main(["two"])
 
 
+def test_a_module_may_register_its_function_itself(package: Path) -> None:
+    name = "walks_of_mine.itself:make_walk"
+    (package / "walks_of_mine" / "itself.py").write_text(f"{CODE}\njaxrl.register_env({name!r}, make_walk)\n")
+    admit([name])
+    assert jaxrl.make_env(name).spec.name == "walk"
+
+
 @pytest.mark.parametrize(
     ("function", "args", "limit"),
     [

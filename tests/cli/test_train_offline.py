@@ -115,7 +115,7 @@ def test_without_an_environment_a_run_is_judged_by_episodes_held_out(catch: Path
     assert all(-1 <= row["eval_reward"] <= 0 and row["episodes"] == 5 for row in judged)
     policy = jaxrl.load_policy(tmp_path / "run")
     assert policy(np.zeros((3, 10, 5), np.float32)).shape == (3,)
-    with pytest.raises(jaxrl.SettingsError, match="no env was named"):
+    with pytest.raises(jaxrl.SettingsError, match="no env was named then; name one by --env"):
         collect.main([str(tmp_path / "run"), "--transitions", "5", "--out", str(tmp_path / "x.npz")])
 
 
