@@ -119,6 +119,8 @@ class Logbook:
             for row in () if storage.dir is None else rows_in(partial(storage.dir.open_log, METRICS), ("eval",)):
                 if type(row.get("env_steps")) is int:  # a row may come from anyone
                     self._continue_curve(row)
+                    if self._console is not None:
+                        self._console.recall(row)
         for note in notes:
             self.event("note", note)
         if resume:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 from toys_runs import full_disk, values_of
+from toys_trainer import Scripted, counting
 
+import jaxrl
 from jaxrl.training.recorders import (
     ConsoleRecorder,
     JSONLRecorder,
@@ -103,6 +105,20 @@ def test_off_a_terminal_a_silent_half_minute_ends_with_a_line_that_says_how_far_
     assert [line.split("/")[0].strip() for line in (first, last)] == ["131", "191"]
     assert "7.5 +- 0.5 over 2 episodes" in evaluation
     assert "last 7.5" in last
+
+
+def test_after_a_resumption_the_returns_before_it_are_the_last_and_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "PLAIN_S", 0.0)
+    how = {"eval_interval": 10, "confirm_best": False, "run_dir": tmp_path / "run", "quiet": True}
+    for length, evaluator in ((20, Scripted([9.0], [5.0])), (30, Scripted([6.0]))):
+        out = io.StringIO()
+        recorders = [ConsoleRecorder(Console(file=out, soft_wrap=True))]
+        resumed = {"resume": length == 30, "evaluator": evaluator, "recorders": recorders}
+        jaxrl.Trainer(counting(), max_opts=length, **resumed, **how).train()
+    first = next(line for line in out.getvalue().splitlines() if " last " in line)
+    assert "  last 5  best 9" in first
 
 
 @pytest.fixture

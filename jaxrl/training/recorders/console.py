@@ -61,16 +61,21 @@ class ConsoleRecorder(Recorder):
         if not self.console.is_terminal:
             self._shown = time.monotonic()
         if row["kind"] == "event":
+            self._best = None if row.get("event") == "best" else self._best  # evaluations mean something else now
             self._print_message(row["opt_steps"], row["message"])
         elif row["kind"] == "train":
             self.console.print(fit_parts(_train_parts(row, self._left), self._room))
         else:
-            self._last = row["eval_reward"]
-            if row["is_best"]:
-                self._best = self._last if row.get("confirm_score") is None else row["confirm_score"]
+            self.recall(row)
             actions = self.actions if self._evaluated_at < 0 else None
             self.console.print(fit_parts(_eval_parts(row, self._left, actions), self._room))
             self._evaluated_at = row["opt_steps"]
+
+    def recall(self, row: Row) -> None:
+        """Take the last and best return from the row of an evaluation, perhaps of an earlier session."""
+        self._last = row.get("eval_reward")
+        if row.get("is_best"):
+            self._best = self._last if row.get("confirm_score") is None else row["confirm_score"]
 
     def video(self, video: Video) -> None:
         self._stage.clear()
