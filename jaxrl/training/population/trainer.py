@@ -538,7 +538,9 @@ class PopulationTrainer:
 
     def _require_fit(self) -> None:
         """Raise `SettingsError` unless the states of all members fit into memory at once."""
-        plans = {id(made.step): plan_of_strategy(made, state_shapes(made)[0]) for made in self._strategies()}
+        members = {id(member.strategy.step): member for member in self.population.members}
+        plan_of = lambda own: plan_of_strategy(self._places.on(own.number, own.strategy), state_shapes(own.strategy)[0])
+        plans = {step: plan_of(own) for step, own in members.items()}
         on_devices: dict[Any, list[Plan]] = {}
         for member in self.population.members:
             on_devices.setdefault(self._places.devices[member.number], []).append(plans[id(member.strategy.step)])
