@@ -74,7 +74,7 @@ class RunDirTakenError(SettingsError):
 
 
 class ActorError(JaxrlError):
-    """An actor failed or hangs."""
+    """An actor failed or hangs, or an environment of an evaluation failed."""
 
 
 class DivergedError(JaxrlError):

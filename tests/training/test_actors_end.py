@@ -1,5 +1,6 @@
 """How actors end: whatever an environment raises is reported, what it has started ends, and no step is in vain."""
 
+import json
 import multiprocessing
 import os
 import select
@@ -73,6 +74,24 @@ def test_an_exception_even_one_that_cannot_be_told_or_sent_ends_the_run_with_its
     assert "raise self.kind(" in event["traceback"]
     assert list((tmp_path / "checkpoints").glob("*/manifest.json"))
     assert where is ON_RAY or nothing_is_left(before)  # Ray has threads of its own
+
+
+def test_an_environment_that_raises_in_an_evaluation_ends_the_run_as_that_of_an_actor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_actor = lambda: threading.current_thread().name.startswith("actor ")
+    monkeypatch.setitem(MAKE, "make", lambda: Counting() if in_actor() else Counting(raise_step=2))
+    settings = {"run_dir": str(tmp_path), "eval_interval": 16, "eval_episodes": 1, "eval_at_start": False}
+    with pytest.raises(ActorError, match=r"^the evaluation failed: RuntimeError: the motor is on fire$") as raised:
+        train(counted(), 64, **settings)
+    assert raised.value.exit_code == 1
+    (event,) = events(tmp_path, "evaluation")
+    assert "raise RuntimeError" in event["traceback"]
+    assert json.loads((tmp_path / "metadata.json").read_text())["status"] == "failed: RuntimeError"
+    monkeypatch.setitem(MAKE, "make", Counting)
+    assert train(counted(), 64, **settings, resume=True).summary["opt_steps"] == 64
+    (event,) = events(tmp_path, "resume")
+    assert event["message"].startswith("resumed at 16 optimisation steps")
 
 
 @slow
