@@ -247,6 +247,41 @@ def test_what_was_learnt_of_observations_and_rewards_is_taken_up_again_by_a_run_
     assert float(policy.params.processor[0][0].count) == 2 * 4 * 17
 
 
+def test_a_warm_up_that_was_stopped_is_in_the_statistics_of_the_resumed_run_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    handle = jaxrl.Interrupt()
+
+    class Stopping(Counting):
+        def step(self, action: Any) -> Any:
+            if self.total == 5:
+                handle.stop()
+            return super().step(action)
+
+    strategy, settings = with_settings(shared(3), max_lag=0), {**QUIET, "run_dir": str(tmp_path)}
+    monkeypatch.setitem(MAKE, "make", Stopping)
+    stopped = jaxrl.Trainer(strategy, max_opts=24, interrupt=handle, **settings).train()
+    assert (stopped.summary["opt_steps"], moments_of(strategy, stopped.state)[0] > 0) == (0, True)
+    monkeypatch.setitem(MAKE, "make", Counting)
+    resumed = jaxrl.Trainer(strategy, max_opts=24, resume=True, **settings).train()
+    whole = jaxrl.Trainer(strategy, max_opts=24, **QUIET).train()
+    assert moments_of(strategy, resumed.state) == moments_of(strategy, whole.state)
+
+
+def test_the_rounds_by_which_actors_fill_replay_anew_are_in_no_statistics(tmp_path: Path):
+    strategy, settings = shared(3), {**QUIET, "run_dir": str(tmp_path), "save_replay": False}
+    before = jaxrl.Trainer(strategy, max_opts=24, **settings).train().state
+    after = jaxrl.Trainer(strategy, max_opts=28, resume=True, **settings).train().state
+    more = np.subtract(moments_of(strategy, after), moments_of(strategy, before))
+    assert more.tolist() == [2 * strategy.env_steps_per_step] * 2
+
+
+def moments_of(strategy: jaxrl.Strategy, state: Any) -> list[float]:
+    """Return how many observations and rewards the statistics have seen."""
+    assert strategy.policy is not None
+    return [float(strategy.policy.params(state).processor[0][0].count), float(state.processor[1].moments.count)]
+
+
 @pytest.mark.slow
 def test_actors_send_the_memories_that_critics_have_of_their_episodes() -> None:
     """At a learning rate of 0, those after a step are what the learner's own critics make of the step."""
