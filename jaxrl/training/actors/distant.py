@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import cloudpickle
 import jax
-import numpy as np
 
 from jaxrl.errors import SettingsError, describe_error
 from jaxrl.strategies.host_actors import ActorFns
@@ -100,7 +99,7 @@ class RemoteContext:
         # Actors request the same parameters at the same time: the first pickles them, the others wait.
         with self._sending:
             if published.round not in self._sent:
-                self._sent[published.round] = self.start.put(cloudpickle.dumps(jax.tree.map(np.asarray, published)))
+                self._sent[published.round] = self.start.put(cloudpickle.dumps(jax.device_get(published)))
             found = self._sent[published.round]
             while len(self._sent) > KEPT:
                 del self._sent[min(self._sent)]
