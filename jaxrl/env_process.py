@@ -3,17 +3,31 @@
 This module imports nothing slow, see `jaxrl.supervisor`.
 """
 
+import os
 import pickle
 import signal
 import traceback
 from collections.abc import Callable
-from multiprocessing import parent_process
+from multiprocessing import current_process, parent_process
 from typing import Any
 
 import cloudpickle
 
 from jaxrl.errors import describe_error, safe_str
 from jaxrl.supervisor import supervise
+
+UNGUARDED = 78
+"""Exit code of a process that would train while it imports the user's script."""
+
+
+def exit_if_importing() -> None:
+    """End a process of an environment that has not made it yet: it imports the script that started it, which trains.
+
+    Such a script lacks `if __name__ == "__main__":`, so it runs again in each process.
+    """
+    process = current_process()
+    if getattr(process, "_inheriting", False) and process.name.startswith("Worker<AsyncVectorEnv>"):
+        os._exit(UNGUARDED)  # no handler of the script is to run
 
 
 class EnvError(Exception):

@@ -156,6 +156,24 @@ def test_what_processes_of_environments_have_started_ends_with_a_run_that_succee
     assert wait_for_ends(tmp_path / "pids", os.getpid()) == 8  # two of each of four environments
 
 
+UNGUARDED = """
+from toys_actors import counter, replaying, train
+
+print("begun", flush=True)
+train(replaying(counter(), actors=1, processes=True), 8)
+"""
+
+
+def test_a_script_that_would_run_again_in_the_processes_of_its_environments_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (1, "begun\n" * 3)  # by itself, and in each of two processes
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.splitlines()[-1].endswith('; put what it does below if __name__ == "__main__":')
+
+
 STARTING = """
 from toys_gymnasium import Starting
 

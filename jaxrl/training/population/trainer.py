@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxrl.env_process import exit_if_importing
 from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.parsing import flatten_settings, format_repr
 from jaxrl.paths import reason_of_path
@@ -188,6 +189,7 @@ class PopulationTrainer:
 
     def __iter__(self) -> Iterator[MemberReport]:
         """Train, yielding at each boundary of each member; leaving the loop early saves all members."""
+        exit_if_importing()
         if self._begun:
             # Called again: with a directory, the members are resumed from it, however they began.
             self._resume, self._start_over = self.config.run_dir is not None, False
