@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl import spaces
-from jaxrl.env_process import UNGUARDED, EnvMaker
+from jaxrl.env_process import UNGUARDED, EnvMaker, block_signals
 from jaxrl.envs.base import Env, VecEnv
 from jaxrl.errors import ActorError, SettingsError, error_text, require_extra, suggest
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
@@ -334,7 +334,8 @@ class _Gymnasium:
         if start is None:
             return
         try:
-            self._call(start)
+            with block_signals():
+                self._call(start)
         except BaseException:
             self._kill()
             raise

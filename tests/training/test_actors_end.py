@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -172,6 +173,35 @@ def test_a_script_that_would_run_again_in_the_processes_of_its_environments_is_r
     assert (done.returncode, done.stdout) == (1, "begun\n" * 3)  # by itself, and in each of two processes
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.splitlines()[-1].endswith('; put what it does below if __name__ == "__main__":')
+
+
+OPENING = """
+import signal
+from pathlib import Path
+
+from toys_actors import counter, replaying, train
+
+if __name__ == "__main__":
+    train(replaying(counter(), actors=1, processes=True), 8)
+else:  # a process of an environment, which imports this
+    Path(__name__).touch()
+    signal.pause()
+"""
+
+
+def test_ctrl_c_while_processes_of_environments_begin_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(OPENING)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command, pipes = [sys.executable, "script.py"], {"stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, **pipes) as run:
+        while not (tmp_path / "__mp_main__").exists():
+            with pytest.raises(subprocess.TimeoutExpired):
+                run.wait(0.1)
+        os.killpg(run.pid, signal.SIGINT)
+        said = run.communicate(timeout=60)[1]
+    assert run.returncode in (130, -signal.SIGINT)
+    assert "__mp_main__" not in said
+    assert "spawn_main" not in said
 
 
 STARTING = """
