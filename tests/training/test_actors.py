@@ -93,6 +93,23 @@ def test_what_is_counted_is_what_was_taken_up_in_the_whole_run_however_it_goes_o
         assert told[0]["waited_s"] < told[1]["waited_s"] < told[2]["waited_s"]
 
 
+def test_actors_wait_at_most_all_the_time_also_during_an_evaluation(monkeypatch: pytest.MonkeyPatch):
+    """A row that is made while actors wait has its part of that wait, and the next row the rest."""
+    clock, passed, memory = time.perf_counter, [0.0], jaxrl.MemoryRecorder()
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + passed[0])
+
+    def evaluate(params: Any, key: Any) -> Any:
+        jax.block_until_ready(jax.random.normal(key, (1_000, 1_000)))  # actors have taken their steps meanwhile
+        passed[0] += 1_000.0
+        return jaxrl.Evaluation(np.zeros(1), np.ones(1), np.ones(1, bool))
+
+    settings = {**QUIET, "eval_interval": 4, "eval_episodes": 1, "record_interval": 2, "recorders": [memory]}
+    jaxrl.Trainer(with_settings(counted(), max_lag=0), max_opts=16, evaluator=evaluate, **settings).train()
+    waits = [row["actors_wait"] for row in memory.rows if row["kind"] == "train"]
+    assert max(waits) <= 1.0
+    assert max(waits) > 0.9  # the evaluation is in the row of its step
+
+
 def test_what_environments_tell_reaches_the_rows_of_the_rounds_that_were_learnt_from(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(MAKE, "make", Telling)
     memory = jaxrl.MemoryRecorder()

@@ -202,9 +202,10 @@ class ActorPool:
 
     def columns(self) -> dict[str, float | None]:
         """Return the columns of a row: the environments' scalars and the shares of waiting since the previous row."""
-        actors, now = sum(stats.waited_s for stats in self._stats), time.perf_counter()
-        learner_0, actors_0, then = self._waits_before
-        seconds = max(now - then, 1e-9)
+        now, learner_0, actors_0, then = time.perf_counter(), *self._waits_before
+        actors = sum(stats.waited_so_far() for stats in self._stats)
+        # Actors wait on while they are asked: the interval has both ends, so that no share exceeds 1.
+        seconds = max(time.perf_counter() - then, 1e-9)
         self._waits_before = (self.waited_s, actors, now)
         return {
             **self._scalars.columns(),
@@ -381,10 +382,8 @@ class ActorPool:
                 self._opening.release()
 
     def _begin(self, number: int, actor: int) -> Published:
-        begun = time.perf_counter()
-        published = self._server.begin(number)
-        self._stats[actor].waited_s += time.perf_counter() - begun
-        return published
+        with self._stats[actor].waiting():
+            return self._server.begin(number)
 
 
 def _raise_in(thread: threading.Thread) -> None:
