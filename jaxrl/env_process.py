@@ -3,17 +3,48 @@
 This module imports nothing slow, see `jaxrl.supervisor`.
 """
 
+import os
 import pickle
 import signal
 import traceback
-from collections.abc import Callable
-from multiprocessing import parent_process
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import current_process, parent_process, resource_tracker
 from typing import Any
 
 import cloudpickle
 
 from jaxrl.errors import describe_error, safe_str
 from jaxrl.supervisor import supervise
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that the learner handles for the processes of its environments."""
+UNGUARDED = 78
+"""Exit code of a process that would train while it imports the user's script."""
+
+
+def exit_if_importing() -> None:
+    """End a process of an environment that has not made it yet: it imports the script that started it, which trains.
+
+    Such a script lacks `if __name__ == "__main__":`, so it runs again in each process.
+    """
+    process = current_process()
+    if getattr(process, "_inheriting", False) and process.name.startswith("Worker<AsyncVectorEnv>"):
+        os._exit(UNGUARDED)  # no handler of the script is to run
+
+
+@contextmanager
+def block_signals() -> Iterator[None]:
+    """Block `SIGNALS` in processes that are started inside, until their `EnvMaker` ignores them.
+
+    Ctrl-C goes to all processes of a terminal, and would end those that still import their modules in tracebacks.
+    """
+    resource_tracker.ensure_running()  # Python unblocks them when it starts it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class EnvError(Exception):
@@ -49,8 +80,9 @@ class EnvMaker:
             return env
         parent = parent_process()
         assert parent is not None, "pickled for a child process"
-        for number in (signal.SIGINT, signal.SIGTERM):  # handled by the parent
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         supervise(parent.sentinel)
         try:
             return _Reporting(pickle.loads(self._pickled)())

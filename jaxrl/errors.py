@@ -78,7 +78,7 @@ class UnnamedPathError(SettingsError):
 
 
 class ActorError(JaxrlError):
-    """An actor failed or hangs."""
+    """An actor failed or hangs, or an environment of an evaluation failed."""
 
 
 class DivergedError(JaxrlError):

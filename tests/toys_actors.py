@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import pytest
 from toys_gymnasium import Counting, Starting
 from toys_runs import rows_in
@@ -33,6 +34,30 @@ def replaying(
     processor = processor or jaxrl.n_step(1, discount=0.5)
     sizes = {"num_envs": 2, "opt_interval": 4, "warmup": 32}
     return jaxrl.off_policy(env, agent, processor=processor, buffer=buffer, actors=config, **sizes)
+
+
+class Keyed(NamedTuple):
+    """The state of an agent beside a key of its own."""
+
+    agent: Any
+    key: jax.Array
+
+
+def keyed(spec: jaxrl.EnvSpec) -> jaxrl.Agent:
+    """Return DQN that holds a typed key, which each update replaces."""
+    one = jaxrl.dqn(features=(8,))(spec)
+
+    def update(state: Keyed, *args: Any) -> tuple[Any, ...]:
+        new, *others = one.update(state.agent, *args)
+        return Keyed(new, jax.random.split(state.key)[0]), *others
+
+    return jaxrl.Agent(
+        "keyed",
+        init=lambda key: Keyed(one.init(key), jax.random.key(7)),
+        act=lambda state, *args: one.act(state.agent, *args),
+        update=update,
+        strip=lambda state: state._replace(agent=one.strip(state.agent)),
+    )
 
 
 def with_settings(strategy: jaxrl.Strategy, **actors: Any) -> jaxrl.Strategy:

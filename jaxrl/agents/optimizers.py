@@ -184,10 +184,15 @@ def clip_by_norm(grads: PyTree, norm: Array, max_norm: Array) -> PyTree:
 
 
 def polyak_update(target: PyTree, online: PyTree, tau: Array) -> PyTree:
-    """Move `target` towards `online` by the fraction `tau` (Polyak averaging); integers are copied."""
+    """Move `target` towards `online` by the fraction `tau` (Polyak averaging); integers are copied.
+
+    Every leaf keeps its dtype.
+    """
 
     def mix(new: Array, old: Array) -> Array:
-        return tau * new + (1.0 - tau) * old if jnp.issubdtype(old.dtype, jnp.inexact) else new
+        if not jnp.issubdtype(old.dtype, jnp.inexact):
+            return new
+        return (tau * new + (1.0 - tau) * old).astype(old.dtype)
 
     return flat.elementwise(mix, online, target)
 
@@ -358,5 +363,6 @@ def _gradient_in_parts(grad: Callable[[PyTree, PyTree], Any], params: PyTree, ba
     # The gradients of all leaves are averaged over the pieces in one reduction, and taken apart again.
     rows = jnp.concatenate([g.reshape(parts, -1) for g in jax.tree.leaves(grads)], axis=1).mean(axis=0)
     ends = np.cumsum([g.size // parts for g in jax.tree.leaves(grads)])
-    summed = [x.reshape(g.shape[1:]) for x, g in zip(jnp.split(rows, ends[:-1]), jax.tree.leaves(grads), strict=True)]
+    split = zip(jnp.split(rows, ends[:-1]), jax.tree.leaves(grads), strict=True)
+    summed = [x.reshape(g.shape[1:]).astype(g.dtype) for x, g in split]
     return value.mean(), aux, jax.tree.unflatten(jax.tree.structure(grads), summed)

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from multiprocessing.connection import wait
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl import spaces
-from jaxrl.env_process import EnvMaker
+from jaxrl.env_process import UNGUARDED, EnvMaker, block_signals
 from jaxrl.envs.base import Env, VecEnv
 from jaxrl.errors import ActorError, SettingsError, error_text, require_extra, suggest
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
@@ -333,7 +334,8 @@ class _Gymnasium:
         if start is None:
             return
         try:
-            self._call(start)
+            with block_signals():
+                self._call(start)
         except BaseException:
             self._kill()
             raise
@@ -367,7 +369,14 @@ class _Gymnasium:
                 raise  # of the environment itself: there are no processes, or none yet
             # The pipe to a process is closed: the process has died. The others would wait for commands, so they are
             # ended too.
+            ended = wait([process.sentinel for process in self._env.processes], TERMINATION_TIMEOUT_S)
+            codes = [process.exitcode for process in self._env.processes if process.sentinel in ended]
             self._kill()
+            if UNGUARDED in codes:
+                raise ActorError(
+                    "the script that trains would run again in each process that steps its environments; put what it "
+                    'does below if __name__ == "__main__":'
+                ) from error
             raise ActorError("a process that steps its environments has ended: killed, or out of memory?") from error
 
     def _kill(self) -> None:

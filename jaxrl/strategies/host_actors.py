@@ -117,8 +117,10 @@ class ActorFns(NamedTuple):
     """Whether the processor has statistics, which are then published during the warm-up, too."""
     publish: Callable[[PyTree], tuple[PyTree, PyTree]]
     """`(state) -> (agent, stats)`: the part of the training state needed to act."""
-    push: Callable[[PyTree, PyTree, Array], PyTree] | None
-    """`(state, arrival, t) -> state`: push round `t` of the warm-up."""
+    reset_stats: Callable[[PyTree], PyTree]
+    """`(state) -> state` with the statistics from before the first observation."""
+    push: Callable[[bool, PyTree, PyTree, Array], PyTree] | None
+    """`(learns, state, arrival, t) -> state`: push block `t`, and merge its statistics if it `learns` from them."""
 
 
 class HostActors(NamedTuple):
@@ -320,7 +322,7 @@ def make_actor_fns(
 ) -> ActorFns:
     """Return the programs of actors that take `steps` steps per round; `collector` has the environments of all.
 
-    The first `fill` rounds are warm-up, which `push(state, arrival, t)` writes.
+    The first `fill` rounds are warm-up, which `push(learns, state, arrival, t)` writes.
     """
     processor = collector.processor.for_actors
     collector = collector._replace(processor=processor)
@@ -361,6 +363,7 @@ def make_actor_fns(
         merge_stats=processor.merge_stats,
         learns=bool(jax.tree.leaves(nothing)),
         publish=lambda state: (sent(state.agent), processor.get_stats(state.processor)),
+        reset_stats=partial(reset_stats, processor, host_actors),
         push=push,
     )
 
@@ -374,9 +377,10 @@ def init_stats(processor: Processor, host_actors: HostActors) -> PyTree:
     return processor.for_actors.get_stats(processor.init(space_zeros(host_actors.env.spec.observation_space, 1)))
 
 
-def reset_stats(processor: Processor, state: PyTree, host_actors: HostActors) -> PyTree:
-    """Return `state` of the learner's `processor` with the statistics from before the first observation."""
-    return processor.for_actors.set_stats(state, init_stats(processor, host_actors))
+def reset_stats(processor: Processor, host_actors: HostActors, state: Any) -> Any:
+    """Return the training `state` with the statistics of `processor` from before the first observation."""
+    stats = init_stats(processor, host_actors)
+    return state._replace(processor=processor.for_actors.set_stats(state.processor, stats))
 
 
 # --- learner ----------------------------------------------------------------------------------------------------
@@ -411,14 +415,13 @@ def with_actors(
     taking: Any = partial(_receive, collector, host_actors)
 
     def init(key: Key) -> PyTree:
-        state = begin(key)
         # The statistics sent by the actors include the first observations, so the learner's start empty.
-        return state._replace(processor=reset_stats(collector.processor, state.processor, host_actors))
+        return reset_stats(collector.processor, host_actors, begin(key))
 
-    def take_up(state: PyTree, arrival: PyTree, t: Array) -> PyTree:
-        state, items, _ = taking(state, None, t, arrival)
+    def take_up(learns: bool, state: PyTree, arrival: PyTree, t: Array) -> PyTree:
+        learnt, items, _ = taking(state, None, t, arrival)
         assert push is not None
-        return push(state, items, t)
+        return push(learnt if learns else state, items, t)
 
     state_fns = strategy.state_fns
     if state_fns.refill and empty:

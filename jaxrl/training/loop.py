@@ -7,16 +7,26 @@ then start, resumption and shutdown, then what further processes of the run do. 
 
 import math
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
-from jaxrl.errors import DivergedError, ProcessError, SettingsError, StorageError, describe_error, print_stderr
+from jaxrl.errors import (
+    ActorError,
+    DivergedError,
+    JaxrlError,
+    ProcessError,
+    SettingsError,
+    StorageError,
+    describe_error,
+    print_stderr,
+)
 from jaxrl.paths import require_free
 from jaxrl.strategies.base import EpisodeEnds, Strategy, format_name
 from jaxrl.strategies.guard import Health
@@ -24,7 +34,15 @@ from jaxrl.training import devices, processes, program
 from jaxrl.training.actors.pool import ActorPool, pool_of
 from jaxrl.training.divergence import explain, has_diverged
 from jaxrl.training.episodes import episode_dicts, episodes_in, reports_episodes
-from jaxrl.training.evaluator import CompiledEvaluator, EvalRules, EvaluateFn, ScoreFn, eval_key, evaluate_and_confirm
+from jaxrl.training.evaluator import (
+    CompiledEvaluator,
+    EvalRules,
+    EvaluateFn,
+    HostEvaluator,
+    ScoreFn,
+    eval_key,
+    evaluate_and_confirm,
+)
 from jaxrl.training.film import LONGEST, film_player, save_video
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.ledger import Ledger, require_counters
@@ -214,11 +232,21 @@ class Run:
     def _fail_with_actors(self) -> None:
         """Save and raise if an actor has failed."""
         if self._actors is not None and self._actors.failure is not None:
-            error, trace = self._actors.failure
-            self.stop_reason = "actor"
-            self._log.event("actor", str(error), traceback=trace)
-            self._save()
-            raise error
+            self._fail("actor", "actor", *self._actors.failure)
+
+    def _fail_in_evaluation(self, error: Exception) -> NoReturn:
+        """Save and raise the `error` of an evaluation; that of an environment on the host as one line."""
+        reason, trace = stop_reason_for(error, None), "".join(traceback.format_exception(error))
+        if isinstance(self.evaluator, HostEvaluator) and not isinstance(error, JaxrlError):
+            error = ActorError(f"the evaluation failed: {describe_error(error)}")
+        self._fail(reason, "evaluation", error, trace)
+
+    def _fail(self, reason: str, event: str, error: Exception, trace: str) -> NoReturn:
+        """Log and raise `error`, after which the state is still good: save it."""
+        self.stop_reason = reason
+        self._log.event(event, str(error), traceback=trace)
+        self._save()
+        raise error
 
     def _evaluate(self, recorded: Row | None = None) -> Row | None:
         if self.evaluator is None:
@@ -229,7 +257,10 @@ class Run:
             self.evaluator, self.score, self._eval_key, config.eval_starts == "fixed", config.confirm_best
         )
         on_disk = self._best.score if self._best else None
-        found = evaluate_and_confirm(rules, self._params(self._state), opt_steps, self.ledger, on_disk)
+        try:
+            found = evaluate_and_confirm(rules, self._params(self._state), opt_steps, self.ledger, on_disk)
+        except Exception as error:
+            self._fail_in_evaluation(error)
         self._least_return = found.least_return
         self.membership.record_score(opt_steps, found.score)
         if found.should_save:

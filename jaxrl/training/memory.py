@@ -22,7 +22,10 @@ NOTEWORTHY = 100_000_000
 
 
 class Plan(NamedTuple):
-    """A lower bound of the peak memory in bytes: the state, plus the larger of an iteration and an evaluation."""
+    """A lower bound of the peak memory in bytes: the state, plus the larger of an iteration and an evaluation.
+
+    For a run on several devices, it is that of one of them.
+    """
 
     state: Mapping[str, int]
     """Sizes of the parts of the training state on the device."""
@@ -36,11 +39,13 @@ class Plan(NamedTuple):
     """Bytes of the buffer in the host's memory."""
     is_data: bool = False
     """Whether the buffer is a data set, whose size no setting lowers."""
+    devices: int = 1
+    """Number of devices among which the shards of the run are divided."""
 
     @property
     def buffer(self) -> int:
         """Bytes of the buffer in total."""
-        return self.state["buffer"] + self.on_host
+        return self.state["buffer"] * self.devices + self.on_host
 
     @property
     def state_bytes(self) -> int:
@@ -70,7 +75,8 @@ class Plan(NamedTuple):
         """Return the plan as a line of text."""
         ordered = sorted(((size, name) for name, size in self.state.items()), reverse=True)
         each = ", ".join(f"{name} {readable(size)}" for size, name in ordered if size >= 1_000 and name)
-        text = f"the training state takes {readable(self.state_bytes)}" + (f" ({each})" if each else "")
+        where = f" on each of {self.devices} devices" if self.devices > 1 else ""
+        text = f"the training state takes {readable(self.state_bytes)}{where}" + (f" ({each})" if each else "")
         if self.on_host:
             text += f", and replay {readable(self.on_host)} in the host's memory"
         if self.capacity is not None:
@@ -92,15 +98,37 @@ def plan_of_state(state: PyTree, capacity: int | None = None) -> Plan:
 
 def plan_of_strategy(strategy: Strategy, state: PyTree) -> Plan:
     """Return the plan of the training state of `strategy` alone, from its shapes."""
-    return plan_of_state(state, strategy.state_fns.capacity)._replace(is_data=strategy.env_steps_per_step == 0)
+    devices = _count_devices(strategy)
+    return plan_of_state(_share_of(strategy, state, devices), strategy.state_fns.capacity)._replace(
+        is_data=strategy.env_steps_per_step == 0, devices=devices
+    )
 
 
 def plan_of(strategy: Strategy, state: PyTree, jaxpr: Any) -> Plan:
     """Return the plan of training `strategy`, from the shapes of its `state` and the `jaxpr` of an iteration."""
-    # Arrays of the traced iteration that XLA must materialise.
-    known = lambda: {"the steps it learns from": largest_rows(jaxpr), "the largest array": largest_array(jaxpr)}
+    plan = plan_of_strategy(strategy, state)
+    # Arrays of the traced iteration that XLA must materialise. The rows are of all shards; products are of one shard,
+    # since each device runs its shards in turn.
+    known = lambda: {
+        "the steps it learns from": largest_rows(jaxpr) // plan.devices,
+        "the largest array": largest_array(jaxpr),
+    }
     iteration: dict[str, int] = with_fallback("the memory plan of an iteration", known, dict)
-    return plan_of_strategy(strategy, state)._replace(iteration=iteration)
+    return plan._replace(iteration=iteration)
+
+
+def _count_devices(strategy: Strategy) -> int:
+    """Return the number of memories among which a run is divided; CPUs share that of the machine."""
+    return 1 if device_bytes() == host_bytes() else strategy.placement.devices
+
+
+def _share_of(strategy: Strategy, state: PyTree, devices: int) -> PyTree:
+    """Return the shapes of what one device has of a training state."""
+    if devices == 1:
+        return state
+    assert strategy.placement.by_shard is not None
+    share = lambda x, own: jax.ShapeDtypeStruct((x.shape[0] // devices, *x.shape[1:]), x.dtype) if own else x
+    return jax.tree.map(share, state, strategy.placement.by_shard(state))
 
 
 def require_fit(plan: Plan, num_envs: int | None = None, episodes: int | None = None) -> None:
@@ -122,13 +150,12 @@ def require_fit(plan: Plan, num_envs: int | None = None, episodes: int | None = 
         mend = "the size of the networks, or the number of steps in the data"
     else:
         mend = " or ".join(ways) if ways else "buffer.capacity, num_envs and the size of the networks"
-    can_move = plan.capacity is not None and not plan.is_data and limit < host_bytes()
+    can_move = plan.capacity is not None and not plan.is_data and plan.devices == 1 and limit < host_bytes()
     moved = plan.state.get("buffer", 0) if can_move else 0
     if plan.total - moved <= limit and host_memory.is_usable():
         mend += ", or set buffer.memory to host"
-    raise SettingsError(
-        f"the run needs {readable(plan.total)} at once, but the device has {readable(limit)}: {plan}; lower {mend}"
-    )
+    where = "at once, but the device has" if plan.devices == 1 else f"on each of {plan.devices} devices, which have"
+    raise SettingsError(f"the run needs {readable(plan.total)} {where} {readable(limit)}: {plan}; lower {mend}")
 
 
 def fitting(plan: Plan, limit: int, num_envs: int | None, episodes: int | None) -> dict[str, int]:

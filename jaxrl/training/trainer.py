@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl.agents.outside import needs_python
+from jaxrl.env_process import exit_if_importing
 from jaxrl.errors import check_count
 from jaxrl.parsing import format_repr
 from jaxrl.registry import import_name
@@ -152,6 +153,7 @@ class Trainer(Run):
 
     def __iter__(self) -> Iterator[Report]:
         """Train, yielding a report at each boundary; leaving the loop early saves. Raises as `train` does."""
+        exit_if_importing()
         yield from self.reports()
         if self.raise_on_signal and (number := self.interrupt.signal) is not None:
             where = f" at {self.schedule.opt_steps(self.ledger.t):,} optimisation steps"

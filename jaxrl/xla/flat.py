@@ -41,22 +41,26 @@ leaves are kept alive, so that no identity is reused."""
 
 
 def ravel(tree: PyTree) -> list[Array]:
-    """Return the small leaves of `tree` as one vector `[P]` of their widest dtype, followed by the large leaves."""
+    """Return the small leaves of `tree` as one vector `[P]` of each dtype, followed by the large leaves."""
     if (parts := _find_vectors(tree)) is not None:
         return parts
     leaves = jax.tree.leaves(tree)
-    small, large = [x for x in leaves if _is_small(x)], [x for x in leaves if not _is_small(x)]
-    return [_join(small), *large] if small else large
+    small, large = _divide(leaves)
+    return [*(_join([leaves[i] for i in alike]) for alike in small), *(leaves[i] for i in large)]
 
 
 def unravel(parts: list[Array], like: PyTree) -> PyTree:
     """Invert `ravel`: return the tree with the shapes and dtypes of `like`."""
-    shapes, treedef = jax.tree.flatten(like)
-    # The vector comes first, if there are small leaves at all.
-    ends = np.cumsum([x.size for x in shapes if _is_small(x)])
-    small = iter(jnp.split(parts[0], ends[:-1]) if len(ends) else ())
-    large = iter(parts[1:] if len(ends) else parts)
-    leaves = [next(small if _is_small(x) else large).reshape(x.shape).astype(x.dtype) for x in shapes]
+    leaves, treedef = jax.tree.flatten(like)
+    small, large = _divide(leaves)
+    # What is remembered for the tree has its numbers, rounded as they are.
+    parts = [x.astype(leaves[i].dtype) for x, i in zip(parts, [*(alike[0] for alike in small), *large], strict=True)]
+    for vector, alike in zip(parts, small, strict=False):
+        pieces = jnp.split(vector, np.cumsum([leaves[i].size for i in alike])[:-1])
+        for i, piece in zip(alike, pieces, strict=True):
+            leaves[i] = piece.reshape(leaves[i].shape)
+    for i, leaf in zip(large, parts[len(small) :], strict=True):
+        leaves[i] = leaf
     _keep(leaves, parts)
     return jax.tree.unflatten(treedef, leaves)
 
@@ -113,7 +117,8 @@ def hold(tree: PyTree) -> PyTree:
                 # The barrier makes the matrices slices of the very numbers that are carried. Otherwise XLA may compute
                 # them again from what the vector was computed from, and round them differently. After the loop a tree
                 # is made from both, so the bits of a run would depend on where its calls end.
-                parts = [jax.lax.optimization_barrier(parts[0]), *parts[1:]]
+                count = len(_divide(jax.tree.leaves(x))[0])
+                parts = [*jax.lax.optimization_barrier(parts[:count]), *parts[count:]]
             matrices.append(list(filter(_beside, jax.tree.leaves(unravel(parts, x)))))
         vectors.append(parts)
     return jax.tree.unflatten(structure, vectors), matrices
@@ -172,6 +177,14 @@ def _of_optimizer(path: Path) -> bool:
     return any(getattr(key, "name", None) == "opt_state" for key in path)
 
 
+def _divide(leaves: list[Array]) -> tuple[list[list[int]], list[int]]:
+    """Return the indices of the small leaves, by dtype, and those of the large ones."""
+    small, large = dict[Any, list[int]](), list[int]()
+    for i, leaf in enumerate(leaves):
+        (small.setdefault(leaf.dtype, []) if _is_small(leaf) else large).append(i)
+    return list(small.values()), large
+
+
 def _is_small(leaf: Array) -> bool:
     return leaf.size <= (LARGE if shaped_for("cuda", "tpu") else LARGE_ON_CPU)
 
@@ -196,13 +209,14 @@ def _find_vectors(tree: PyTree) -> list[Array] | None:
 
 
 def _join(leaves: list[Array]) -> Array:
-    dtype, ends = jnp.result_type(*leaves), np.cumsum([leaf.size for leaf in leaves])
+    """Return leaves of one dtype as a vector."""
     if not shaped_for("cpu"):
-        return jnp.concatenate([jnp.ravel(leaf).astype(dtype) for leaf in leaves])
-    vector = jnp.zeros(ends[-1], dtype)
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    vector = jnp.zeros(ends[-1], leaves[0].dtype)
     # Leaves are written one by one: XLA for CPUs would fuse the sums of a gradient into a concatenation and compute
     # them entry by entry. The largest comes first: XLA turns the first write into a padding, into which it fuses sums
     # as well.
     for leaf, end in sorted(zip(leaves, ends, strict=True), key=lambda pair: -pair[0].size):
-        vector = vector.at[end - leaf.size : end].set(jnp.ravel(leaf).astype(dtype))
+        vector = vector.at[end - leaf.size : end].set(jnp.ravel(leaf))
     return vector

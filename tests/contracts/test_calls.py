@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,7 +44,33 @@ ITERATIONS = 12
 )
 def test_how_a_run_is_cut_into_calls_does_not_change_a_bit(name: str, frames: bool) -> None:
     """So a run that is resumed is exact."""
-    strategy = strategy_of(name, "CartPole-v1", frames, (8,) if frames else (24, 24), rollout=16, batch=8)
+    require_same_however_cut(strategy_of(name, "CartPole-v1", frames, (8,) if frames else (24, 24), 16, batch=8))
+
+
+class Mixed(nn.Module):
+    """Values of two actions from two layers, each with parameters of its own dtype."""
+
+    first: Any
+    second: Any
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        hidden = nn.tanh(nn.Dense(8, param_dtype=self.first)(obs))
+        return nn.Dense(2, param_dtype=self.second)(hidden).astype(jnp.float32)
+
+
+@pytest.mark.every_day("cpu-dtypes0")
+@pytest.mark.parametrize("dtypes", [(jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.bfloat16)])
+@pytest.mark.parametrize("which", ["cpu", "plain"])
+def test_parameters_of_any_dtypes_are_rounded_alike_however_a_run_is_cut(which: str, dtypes: tuple[Any, Any]) -> None:
+    agent = jaxrl.dqn(make_network=lambda spec: Mixed(*dtypes))
+    env, buffer = jaxrl.make_env("CartPole-v1"), jaxrl.uniform(64, batch_size=8)
+    with forms(which):
+        require_same_however_cut(jaxrl.off_policy(env, agent, buffer=buffer, num_envs=2, opt_interval=4, warmup=16))
+
+
+def require_same_however_cut(strategy: jaxrl.Strategy) -> None:
+    """Fail unless a run in one call, in two, and in one per iteration come to the same bits."""
     run = jax.jit(lambda state, start, stop: iterate(step_of(strategy), state.key, state, start, stop))
     state = jax.jit(strategy.init)(jax.random.key(0))
 

@@ -93,6 +93,23 @@ def test_what_is_counted_is_what_was_taken_up_in_the_whole_run_however_it_goes_o
         assert told[0]["waited_s"] < told[1]["waited_s"] < told[2]["waited_s"]
 
 
+def test_actors_wait_at_most_all_the_time_also_during_an_evaluation(monkeypatch: pytest.MonkeyPatch):
+    """A row that is made while actors wait has its part of that wait, and the next row the rest."""
+    clock, passed, memory = time.perf_counter, [0.0], jaxrl.MemoryRecorder()
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + passed[0])
+
+    def evaluate(params: Any, key: Any) -> Any:
+        jax.block_until_ready(jax.random.normal(key, (1_000, 1_000)))  # actors have taken their steps meanwhile
+        passed[0] += 1_000.0
+        return jaxrl.Evaluation(np.zeros(1), np.ones(1), np.ones(1, bool))
+
+    settings = {**QUIET, "eval_interval": 4, "eval_episodes": 1, "record_interval": 2, "recorders": [memory]}
+    jaxrl.Trainer(with_settings(counted(), max_lag=0), max_opts=16, evaluator=evaluate, **settings).train()
+    waits = [row["actors_wait"] for row in memory.rows if row["kind"] == "train"]
+    assert max(waits) <= 1.0
+    assert max(waits) > 0.9  # the evaluation is in the row of its step
+
+
 def test_what_environments_tell_reaches_the_rows_of_the_rounds_that_were_learnt_from(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(MAKE, "make", Telling)
     memory = jaxrl.MemoryRecorder()
@@ -245,6 +262,41 @@ def test_what_was_learnt_of_observations_and_rewards_is_taken_up_again_by_a_run_
     assert counts == [(4 * 17, 4 * 16), (2 * 4 * 17, 2 * 4 * 16)]
     policy = jaxrl.load_policy(tmp_path, strategy, step="latest")
     assert float(policy.params.processor[0][0].count) == 2 * 4 * 17
+
+
+def test_a_warm_up_that_was_stopped_is_in_the_statistics_of_the_resumed_run_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    handle = jaxrl.Interrupt()
+
+    class Stopping(Counting):
+        def step(self, action: Any) -> Any:
+            if self.total == 5:
+                handle.stop()
+            return super().step(action)
+
+    strategy, settings = with_settings(shared(3), max_lag=0), {**QUIET, "run_dir": str(tmp_path)}
+    monkeypatch.setitem(MAKE, "make", Stopping)
+    stopped = jaxrl.Trainer(strategy, max_opts=24, interrupt=handle, **settings).train()
+    assert (stopped.summary["opt_steps"], moments_of(strategy, stopped.state)[0] > 0) == (0, True)
+    monkeypatch.setitem(MAKE, "make", Counting)
+    resumed = jaxrl.Trainer(strategy, max_opts=24, resume=True, **settings).train()
+    whole = jaxrl.Trainer(strategy, max_opts=24, **QUIET).train()
+    assert moments_of(strategy, resumed.state) == moments_of(strategy, whole.state)
+
+
+def test_the_rounds_by_which_actors_fill_replay_anew_are_in_no_statistics(tmp_path: Path):
+    strategy, settings = shared(3), {**QUIET, "run_dir": str(tmp_path), "save_replay": False}
+    before = jaxrl.Trainer(strategy, max_opts=24, **settings).train().state
+    after = jaxrl.Trainer(strategy, max_opts=28, resume=True, **settings).train().state
+    more = np.subtract(moments_of(strategy, after), moments_of(strategy, before))
+    assert more.tolist() == [2 * strategy.env_steps_per_step] * 2
+
+
+def moments_of(strategy: jaxrl.Strategy, state: Any) -> list[float]:
+    """Return how many observations and rewards the statistics have seen."""
+    assert strategy.policy is not None
+    return [float(strategy.policy.params(state).processor[0][0].count), float(state.processor[1].moments.count)]
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from toys_actors import (
     begun,
     counter,
     events,
+    keyed,
     learning,
     replaying,
     rollouts,
@@ -51,6 +52,7 @@ MAKERS = {
     "shared statistics": lambda engine: with_settings(shared(3), actor_engine=engine),
     "rollouts": partial(rollouts, jaxrl.make_env("gymnasium:CartPole-v1")),
     "environments in JAX": partial(replaying, counting(length=4), exploration=(0.1, 0.9)),
+    "an agent that holds a key": partial(replaying, counter(), agent=keyed),
 }
 
 

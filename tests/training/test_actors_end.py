@@ -1,8 +1,10 @@
 """How actors end: whatever an environment raises is reported, what it has started ends, and no step is in vain."""
 
+import json
 import multiprocessing
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -75,6 +77,24 @@ def test_an_exception_even_one_that_cannot_be_told_or_sent_ends_the_run_with_its
     assert where is ON_RAY or nothing_is_left(before)  # Ray has threads of its own
 
 
+def test_an_environment_that_raises_in_an_evaluation_ends_the_run_as_that_of_an_actor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_actor = lambda: threading.current_thread().name.startswith("actor ")
+    monkeypatch.setitem(MAKE, "make", lambda: Counting() if in_actor() else Counting(raise_step=2))
+    settings = {"run_dir": str(tmp_path), "eval_interval": 16, "eval_episodes": 1, "eval_at_start": False}
+    with pytest.raises(ActorError, match=r"^the evaluation failed: RuntimeError: the motor is on fire$") as raised:
+        train(counted(), 64, **settings)
+    assert raised.value.exit_code == 1
+    (event,) = events(tmp_path, "evaluation")
+    assert "raise RuntimeError" in event["traceback"]
+    assert json.loads((tmp_path / "metadata.json").read_text())["status"] == "failed: RuntimeError"
+    monkeypatch.setitem(MAKE, "make", Counting)
+    assert train(counted(), 64, **settings, resume=True).summary["opt_steps"] == 64
+    (event,) = events(tmp_path, "resume")
+    assert event["message"].startswith("resumed at 16 optimisation steps")
+
+
 @slow
 @pytest.mark.parametrize("where", [IN_PROCESSES, ON_RAY, ENVS_IN_PROCESSES, ALL_IN_PROCESSES])
 def test_a_hang_elsewhere_ends_the_run_in_one_line_with_all_that_was_begun(
@@ -135,6 +155,53 @@ def test_environments_take_the_steps_that_are_learnt_from_and_no_more_and_no_thr
 def test_what_processes_of_environments_have_started_ends_with_a_run_that_succeeds(tmp_path: Path) -> None:
     train(replaying(envs(Starting, str(tmp_path / "pids")), **ENVS_IN_PROCESSES), 8)
     assert wait_for_ends(tmp_path / "pids", os.getpid()) == 8  # two of each of four environments
+
+
+UNGUARDED = """
+from toys_actors import counter, replaying, train
+
+print("begun", flush=True)
+train(replaying(counter(), actors=1, processes=True), 8)
+"""
+
+
+def test_a_script_that_would_run_again_in_the_processes_of_its_environments_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (1, "begun\n" * 3)  # by itself, and in each of two processes
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.splitlines()[-1].endswith('; put what it does below if __name__ == "__main__":')
+
+
+OPENING = """
+import signal
+from pathlib import Path
+
+from toys_actors import counter, replaying, train
+
+if __name__ == "__main__":
+    train(replaying(counter(), actors=1, processes=True), 8)
+else:  # a process of an environment, which imports this
+    Path(__name__).touch()
+    signal.pause()
+"""
+
+
+def test_ctrl_c_while_processes_of_environments_begin_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(OPENING)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command, pipes = [sys.executable, "script.py"], {"stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, **pipes) as run:
+        while not (tmp_path / "__mp_main__").exists():
+            with pytest.raises(subprocess.TimeoutExpired):
+                run.wait(0.1)
+        os.killpg(run.pid, signal.SIGINT)
+        said = run.communicate(timeout=60)[1]
+    assert run.returncode in (130, -signal.SIGINT)
+    assert "__mp_main__" not in said
+    assert "spawn_main" not in said
 
 
 STARTING = """

@@ -128,6 +128,26 @@ def test_an_evaluation_that_cannot_fit_is_refused_before_anything_compiles(monke
         jaxrl.Trainer(ppo(ballast=10_000), max_opts=4, eval_episodes=4_000, quiet=True).train()
 
 
+def test_a_run_in_shards_takes_of_each_device_what_lies_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a buffer of 32 MB, 8 MB lie on each of four devices."""
+
+    def on_four(capacity: int) -> jaxrl.Strategy:
+        agent, buffer = jaxrl.dqn(features=(8,)), jaxrl.uniform(capacity, batch_size=8)
+        made = jaxrl.off_policy(counting(), agent, buffer=buffer, num_envs=8, opt_interval=8, shards=4)
+        return made._replace(placement=made.placement._replace(devices=4))
+
+    monkeypatch.setattr(memory, "device_bytes", lambda: 10 * MB)
+    plan = check_step(on_four(1_000_000))
+    assert (plan.state["buffer"], plan.buffer) == (8 * MB, 32 * MB)
+    monkeypatch.setattr(memory, "device_bytes", lambda: 6 * MB)
+    with pytest.raises(SettingsError, match=r"needs 8 MB on each of 4 devices, which have 6 MB: .* to at most") as said:
+        check_step(on_four(1_000_000))
+    most = int(str(said.value).rpartition(" ")[2])
+    check_step(on_four(most))
+    with pytest.raises(SettingsError):
+        check_step(on_four(4 * most))
+
+
 def test_a_session_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "device_bytes", lambda: 40 * MB)
     buffer = jaxrl.uniform(10_000_000, batch_size=8)

@@ -11,6 +11,7 @@ from toys_runs import rows_in, values_of
 from toys_trainer import small_dqn
 
 import jaxrl
+from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.population.scores import iqm
 from jaxrl.training.trainer import Trainer
 from jaxrl.tuning import tunable
@@ -48,6 +49,23 @@ class Walk(NamedTuple):
     key: jax.Array
     walk: jax.Array
     pace: jax.Array
+
+
+def test_settings_that_agree_in_six_digits_have_a_curve_and_a_line_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init = lambda key: Walk(key, jnp.float32(0), tunable("agent.pace", 0.5))
+    step = lambda state, key, t: (state._replace(walk=state.walk + state.pace), {"walk": state.walk})
+    sweep, run = {"agent.pace": [0.5, 0.5000001, 0.75]}, tmp_path / "run"
+    made = jaxrl.population(jaxrl.Strategy(init, step, 1, 1), sweep=sweep)
+    evaluate = lambda params, key: Evaluation(np.asarray(params.walk)[None], np.ones(1), np.ones(1, bool))
+    length = {"max_opts": 8, "record_interval": 4, "eval_interval": 8, "eval_episodes": 1}
+    result = Trainer(made, evaluator=evaluate, **length, run_dir=run).train()
+    names = ["agent.pace=0.5", "agent.pace=0.5000001", "agent.pace=0.75"]
+    assert sorted(path.name for path in (run / "tensorboard").iterdir()) == names
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in shown if "IQM" in line and " of 1 " in line] == names
+    assert sorted(line.split()[-1] for line in result.table().splitlines()[1:]) == names
 
 
 def test_settings_whose_names_are_too_long_for_a_directory_have_a_curve_each(tmp_path: Path) -> None:

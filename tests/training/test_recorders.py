@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +51,20 @@ def test_damaged_lines_are_left_out_and_told_once(tmp_path: Path, capsys: pytest
     assert "2 of its lines are no rows and left out (2, 4)" in said
     JSONLRecorder(path).rewind(3)
     assert capsys.readouterr().err == ""
+
+
+def test_a_large_log_is_rewound_line_by_line(tmp_path: Path) -> None:
+    path, rows = tmp_path / "log", 50_000
+    with path.open("w") as file:
+        file.writelines(f'{{"kind": "train", "opt_steps": {step}, "name": "{"x" * 99}"}}\n' for step in range(rows))
+    tracemalloc.start()
+    try:
+        JSONLRecorder(path).rewind(rows - 2)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert path.read_bytes().count(b"\n") == rows - 1
+    assert most < path.stat().st_size / 10
 
 
 @pytest.mark.parametrize("torn", ["", "no row\n"], ids=["whole", "damaged"])

@@ -384,6 +384,19 @@ def test_a_run_that_does_not_repeat_its_past_tells_the_rows_after_its_checkpoint
     assert (first.rows, second.rows) == ([("train", 4), ("train", 8)], [("train", 12), ("train", 16)])
 
 
+def test_a_score_at_a_step_that_an_earlier_session_has_scored_is_told(tmp_path: Path) -> None:
+    first, second = Told(), Told()
+    for service, resume in ((first, False), (second, True)):
+        with single(run_dir=str(tmp_path), recorders=[recorder(service)], resume=resume, max_opts=8) as session:
+            if not resume:
+                script = Script(1, session.env_steps)
+                while not session.is_done:
+                    drive(session, script, 1)
+            session.evaluate_score(2.0 if resume else 1.0)
+    assert first.rows[-1] == ("eval", 8)
+    assert second.rows == [("eval", 8)]
+
+
 @pytest.mark.parametrize("damaged", ["", "[]", '{"sent": {"train": "x"}}', '{"sent": 3}'])
 def test_without_its_file_a_service_is_told_all_of_the_log(tmp_path: Path, damaged: str) -> None:
     run, service = tmp_path / "run", Told()

@@ -28,13 +28,15 @@ def test_small_leaves_lie_one_after_another_and_come_back() -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_narrow_leaves_are_joined_in_the_widest_type_and_come_back_as_they_were() -> None:
-    tree = {"narrow": jnp.array([1.5, -2.25], jnp.bfloat16), "wide": jnp.array([0.1])}
-    (vector,) = ravel(tree)
-    assert vector.dtype == jnp.float32
-    back = unravel([vector], tree)
-    assert back["narrow"].dtype == jnp.bfloat16
-    assert back["narrow"].tolist() == [1.5, -2.25]
+def test_leaves_of_each_type_lie_in_a_vector_of_their_own_and_come_back_rounded_as_they_were() -> None:
+    tree = {"a": jnp.array([1.5, -2.25], jnp.bfloat16), "b": jnp.array([0.1]), "c": jnp.ones(1, jnp.bfloat16)}
+    narrow, wide = ravel(tree)
+    assert (narrow.dtype, narrow.tolist()) == (jnp.bfloat16, [1.5, -2.25, 1.0])
+    assert (wide.dtype, wide.shape) == (jnp.float32, (1,))
+    back = unravel([narrow + jnp.float32(0.001), wide], tree)
+    assert jax.tree.map(lambda x: x.dtype, back) == jax.tree.map(lambda x: x.dtype, tree)
+    assert back["a"].tolist() == [1.5, -2.25]
+    assert back["b"].tolist() == tree["b"].tolist()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

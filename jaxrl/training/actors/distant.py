@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import cloudpickle
 import jax
-import numpy as np
 
 from jaxrl.errors import SettingsError, describe_error
 from jaxrl.strategies.host_actors import ActorFns
@@ -85,7 +84,9 @@ class RemoteContext:
         self._sending = threading.Lock()
         try:
             # Send only the functions that a player calls.
-            self.script = cloudpickle.dumps(actor_fns._replace(push=None, publish=never_called, arrival=None))
+            self.script = cloudpickle.dumps(
+                actor_fns._replace(push=None, publish=never_called, reset_stats=never_called, arrival=None)
+            )
         except Exception as error:
             raise SettingsError(
                 f"actor_engine {actor_fns.config.actor_engine} sends the environment and the agent to other processes, "
@@ -98,7 +99,7 @@ class RemoteContext:
         # Actors request the same parameters at the same time: the first pickles them, the others wait.
         with self._sending:
             if published.round not in self._sent:
-                self._sent[published.round] = self.start.put(cloudpickle.dumps(jax.tree.map(np.asarray, published)))
+                self._sent[published.round] = self.start.put(cloudpickle.dumps(jax.device_get(published)))
             found = self._sent[published.round]
             while len(self._sent) > KEPT:
                 del self._sent[min(self._sent)]

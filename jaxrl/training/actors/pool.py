@@ -177,14 +177,15 @@ class ActorPool:
         endings: list[EpisodeEnds] = []
         # Start with the first call: the actors' keys come from the state.
         if not self._threads:
-            self._start(state, t)
+            state = self._start(state, t)
         while t < stop:
             arrival = self._receive(t)
             if arrival is None:
                 break
             # A block that only fills the buffer is not an iteration: it moves no counter and no sum.
             if self._fill:
-                state = self.programs.push(state, arrival, np.uint32(self._fill[0]))
+                # The steps of a refill are in no statistics.
+                state = self.programs.push(t == 0, state, arrival, np.uint32(self._fill[0]))
                 self._fill = self._fill[1:]
                 self._publish(state, t, self.actor_fns.learns)
                 continue
@@ -201,9 +202,10 @@ class ActorPool:
 
     def columns(self) -> dict[str, float | None]:
         """Return the columns of a row: the environments' scalars and the shares of waiting since the previous row."""
-        actors, now = sum(stats.waited_s for stats in self._stats), time.perf_counter()
-        learner_0, actors_0, then = self._waits_before
-        seconds = max(now - then, 1e-9)
+        now, learner_0, actors_0, then = time.perf_counter(), *self._waits_before
+        actors = sum(stats.waited_so_far() for stats in self._stats)
+        # Actors wait on while they are asked: the interval has both ends, so that no share exceeds 1.
+        seconds = max(time.perf_counter() - then, 1e-9)
         self._waits_before = (self.waited_s, actors, now)
         return {
             **self._scalars.columns(),
@@ -274,7 +276,10 @@ class ActorPool:
         agent, learnt = self.programs.publish(state) if due else (None, ())
         self._server.finish_round(agent, t * self._opts, learnt)
 
-    def _start(self, state: PyTree, t: int) -> None:
+    def _start(self, state: PyTree, t: int) -> PyTree:
+        """Start the actors; return the state to go on from: a warm-up that was interrupted begins anew."""
+        if t == 0 and self.actor_fns.learns:
+            state = self.programs.reset_stats(state)
         self._fill = self.refill if t else range(self.actor_fns.fill)
         random = self.actor_fns.fill if self.actor_fns.random_fill and not t else 0
         agent, learnt = self.programs.publish(state)
@@ -286,6 +291,7 @@ class ActorPool:
             work = lambda i=i: self._work(i)
             self._threads.append(threading.Thread(target=bind_context(work), name=f"actor {i}", daemon=True))
             self._threads[-1].start()
+        return state
 
     def _cast(self, parts: list[Part]) -> list[Player | DistantPlayer]:
         """Return the players, local or remote."""
@@ -376,10 +382,8 @@ class ActorPool:
                 self._opening.release()
 
     def _begin(self, number: int, actor: int) -> Published:
-        begun = time.perf_counter()
-        published = self._server.begin(number)
-        self._stats[actor].waited_s += time.perf_counter() - begun
-        return published
+        with self._stats[actor].waiting():
+            return self._server.begin(number)
 
 
 def _raise_in(thread: threading.Thread) -> None:

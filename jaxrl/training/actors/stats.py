@@ -2,8 +2,10 @@
 
 import math
 import sys
+import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +23,10 @@ class ActorStats:
 
     def __init__(self) -> None:
         self.env_steps = self.episodes = 0
-        self.returns, self.waited_s = 0.0, 0.0
+        self.returns = 0.0
+        self._waits: tuple[float, float | None] = (0.0, None)
+        """Seconds of all waits that have ended, and when the one in progress began: replaced at once, as another thread
+        reads them."""
         self.calls = 0
         """Calls of the environment, including the one in progress."""
         self.limit_s = math.inf
@@ -41,6 +46,26 @@ class ActorStats:
     def __exit__(self, *error: object) -> None:
         self.limit_s, self.inside = math.inf, False
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the actor has waited for the learner, in all waits that have ended."""
+        return self._waits[0]
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the following `with` block as waiting."""
+        begun = time.perf_counter()
+        self._waits = self.waited_s, begun
+        try:
+            yield
+        finally:
+            self._waits = self.waited_s + time.perf_counter() - begun, None
+
+    def waited_so_far(self) -> float:
+        """Return `waited_s` together with the wait in progress, if any."""
+        ended, begun = self._waits
+        return ended if begun is None else ended + time.perf_counter() - begun
+
     def facts(self) -> list[float]:
         """Return the counts."""
         return [self.env_steps, self.episodes, self.returns, self.waited_s]
@@ -48,7 +73,7 @@ class ActorStats:
     def take_up(self, facts: Sequence[float]) -> None:
         """Restore the counts from `facts()`."""
         self.env_steps, self.episodes = int(facts[0]), int(facts[1])
-        self.returns, self.waited_s = float(facts[2]), float(facts[3])
+        self.returns, self._waits = float(facts[2]), (float(facts[3]), None)
 
 
 class HangDetector:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxrl.strategies.population import Population
 from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.terminal import Stage, columns, is_terminal, print_folded
-from jaxrl.training.population.scores import format_swept, iqm, spread
+from jaxrl.training.population.scores import format_swept, iqm, name_settings, spread
 from jaxrl.training.recorders import Recorders, Row, RunInfo, TensorBoardRecorder
 from jaxrl.training.recorders.base import NUMBER
 from jaxrl.training.recorders.console import fit_parts
@@ -132,6 +132,8 @@ class PopulationRows:
         """Expect evaluations of all members; with `quiet`, print nothing. `place_of(member, row)` is where a row is."""
         self._members, self._search, self._quiet = population.members, population.search, quiet
         self._place_of = place_of
+        self._names = dict(zip(self._numbers(), name_settings([one.swept for one in self._members]), strict=True))
+        """Names of the members' settings, by number."""
         self._scores: dict[int, dict[int, float]] = {}
         self._evaluated = Rounds(self._numbers())
         self._trained = Rounds(self._numbers())
@@ -269,7 +271,7 @@ class PopulationRows:
         strata: dict[str, list[float]] = {}
         for member in self._members:
             if member.number in scores:
-                strata.setdefault(format_swept(member.swept), []).append(scores[member.number])
+                strata.setdefault(self._names[member.number], []).append(scores[member.number])
         return strata
 
     def _name_of_all(self, settings: int) -> str | None:
@@ -282,7 +284,7 @@ class PopulationRows:
         """Return the members of each line that is shown."""
         groups: dict[str, list[int]] = {}
         for member in self._members:
-            groups.setdefault(format_swept(member.swept), []).append(member.number)
+            groups.setdefault(self._names[member.number], []).append(member.number)
         name = self._name_of_all(len(groups))
         return groups if name is None else {name: self._numbers()}
 

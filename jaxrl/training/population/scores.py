@@ -162,10 +162,12 @@ class PopulationResult(NamedTuple):
         """
         curves = {member.number: member.result.curve for member in self.members if member.result is not None}
         axes = axes_for([point for curve in curves.values() for point in curve], axes)
-        for i, setting in enumerate(self.by()):
+        settings = self.by()
+        names = name_settings([setting.values for setting in settings])
+        for i, (setting, name) in enumerate(zip(settings, names, strict=True)):
             drawn = [number for number in setting.members if number in curves]
             for number in drawn:
-                label = format_swept(setting.values) if number == drawn[0] else None
+                label = name if number == drawn[0] else None
                 draw(axes, curves[number], "score", color=f"C{i}", label=label, alpha=0.7)
         axes.legend()
         return axes
@@ -173,11 +175,12 @@ class PopulationResult(NamedTuple):
     def table(self) -> str:
         """Return a table with a line per setting, the best first."""
         settings = self.by()
+        names = name_settings([setting.values for setting in settings])
         lines = [f"{'members':>8}{'last, IQM':>12}{'95 % interval':>24}{'best':>12}  setting"]
-        for setting in settings[:SHOWN]:
+        for setting, name in list(zip(settings, names, strict=True))[:SHOWN]:
             last = setting.last
             numbers = f"{len(setting.members):>8}{last.iqm:>12.5g}{last.interval:>24}{setting.best:>12.5g}"
-            lines.append(f"{numbers}  {format_swept(setting.values)}{_halved_remark(setting)}")
+            lines.append(f"{numbers}  {name}{_halved_remark(setting)}")
         more = len(settings) - SHOWN
         return "\n".join([*lines, *([f"and {more} more"] if more > 0 else [])])
 
@@ -212,7 +215,16 @@ def _halved_remark(setting: Setting) -> str:
     return f", {several}halved" if setting.halved else ""
 
 
-def format_swept(values: Mapping[str, Any]) -> str:
-    """Format swept values as on a command line; `-` if there are none."""
-    words = (f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items())
+def format_swept(values: Mapping[str, Any], digits: str = ".6g") -> str:
+    """Format swept values as on a command line, floats with these `digits`; `-` if there are none."""
+    words = (f"{name}={x:{digits}}" if isinstance(x, float) else f"{name}={x}" for name, x in values.items())
     return " ".join(words) or "-"
+
+
+def name_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return each of `settings` as `format_swept` does, with all digits where others would have the same name."""
+    short, exact = ([format_swept(values, digits) for values in settings] for digits in (".6g", ""))
+    others: dict[str, set[str]] = {}
+    for name, full in zip(short, exact, strict=True):
+        others.setdefault(name, set()).add(full)
+    return [name if len(others[name]) == 1 else full for name, full in zip(short, exact, strict=True)]

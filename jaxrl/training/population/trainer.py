@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxrl.env_process import exit_if_importing
 from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.parsing import flatten_settings, format_repr
 from jaxrl.paths import reason_of_path
@@ -188,6 +189,7 @@ class PopulationTrainer:
 
     def __iter__(self) -> Iterator[MemberReport]:
         """Train, yielding at each boundary of each member; leaving the loop early saves all members."""
+        exit_if_importing()
         if self._begun:
             # Called again: with a directory, the members are resumed from it, however they began.
             self._resume, self._start_over = self.config.run_dir is not None, False
@@ -538,7 +540,9 @@ class PopulationTrainer:
 
     def _require_fit(self) -> None:
         """Raise `SettingsError` unless the states of all members fit into memory at once."""
-        plans = {id(made.step): plan_of_strategy(made, state_shapes(made)[0]) for made in self._strategies()}
+        members = {id(member.strategy.step): member for member in self.population.members}
+        plan_of = lambda own: plan_of_strategy(self._places.on(own.number, own.strategy), state_shapes(own.strategy)[0])
+        plans = {step: plan_of(own) for step, own in members.items()}
         on_devices: dict[Any, list[Plan]] = {}
         for member in self.population.members:
             on_devices.setdefault(self._places.devices[member.number], []).append(plans[id(member.strategy.step)])

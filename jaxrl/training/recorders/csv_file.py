@@ -63,7 +63,8 @@ class CSVRecorder(Recorder):
         self._columns = list(dict.fromkeys(columns))
         self._log.pending.clear()
         head = _line({name: name for name in self._columns}, self._columns) if self._columns else b""
-        self._log.replace(head + b"".join(_line(row, self._columns) for row in rows))
+        lines = [head, *(_line(row, self._columns) for row in rows)]
+        self._log.replace(lambda: lines)
 
 
 def _line(row: Mapping[str, Any], columns: list[str]) -> bytes:

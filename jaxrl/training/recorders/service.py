@@ -233,6 +233,8 @@ class _Worker:
             self._kept = self._attempt(lambda: self._service.connect(self._run, dict(self._kept)))
             self._keep()
             self._catch_up(self._run.opt_steps)
+            if self._run.changed:  # all rows of this process are new, also one at the step resumed from
+                self._floor = {}
             while self._wait_for_rows():
                 self._deliver(self._waiting())
             self._deliver(self._waiting())
@@ -293,7 +295,7 @@ class _Worker:
 
     def _rewind(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            self._sent = self._floor = self._least(row["opt_steps"])
+            self._sent, self._floor = self._least(row["opt_steps"]), {}
 
     def _is_new(self, row: Row) -> bool:
         return bool(row["opt_steps"] > self._floor.get(row["kind"], -1))

@@ -291,7 +291,7 @@ class GroupLog:
 
     def _replace(self, lines: Sequence[bytes]) -> None:
         """Write the log anew; on a full disk, that waits."""
-        self._file.replace(b"".join(lines))
+        self._file.replace(lambda: lines)
         self._count()
 
     def _lines(self) -> list[bytes]:

@@ -8,20 +8,24 @@ import math
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from jaxrl.errors import print_stderr
 from jaxrl.paths import reason_of_path
-from jaxrl.training.storage.run_dir import EPISODES, MEMBER_LINE, METRICS, TRAIN_EPISODES, open_log, write_atomically
+from jaxrl.training.storage.run_dir import EPISODES, MEMBER_LINE, METRICS, TRAIN_EPISODES, new_file, open_log
 
 LOGS = (METRICS, EPISODES, TRAIN_EPISODES)
 KINDS = ("train", "eval")
 """Kinds of rows with metrics."""
 PIECE = 1 << 20
 """Bytes read at a time for a checksum."""
+
+
+Pieces = Callable[[], Iterable[bytes]]
+"""Returns the content of a file in pieces, anew at each call: a log may be larger than the memory."""
 
 
 class LogFile:
@@ -34,7 +38,7 @@ class LogFile:
         self.path = path
         self.pending: list[bytes] = []
         """Pending records, not in the file yet."""
-        self._content: bytes | None = None
+        self._content: Pieces | None = None
         """Pending content, which replaces that of the file before any record is written."""
         self._descriptor: int | None = None
         self._failing = False
@@ -51,7 +55,7 @@ class LogFile:
         else:
             self._failing = False
 
-    def replace(self, content: bytes) -> None:
+    def replace(self, content: Pieces) -> None:
         """Replace the content of the file; on a full disk, that waits as records do."""
         self._content = content
         self.append(b"")
@@ -59,7 +63,7 @@ class LogFile:
     def read(self) -> bytes:
         """Return the content of the file, without pending records."""
         if self._content is not None:
-            return self._content
+            return b"".join(self._content())
         return self.path.read_bytes() if self.path.exists() else b""
 
     def close(self) -> None:
@@ -99,15 +103,17 @@ class LogFile:
             raise
         self.pending.clear()
 
-    def _rewrite(self, content: bytes) -> None:
+    def _rewrite(self, content: Pieces) -> None:
         self.close_file()  # the descriptor of a file that is replaced
         try:
-            write_atomically(self.path, content)
+            with new_file(self.path) as file:
+                file.writelines(content())
         except OSError:
             # A full disk has no room for another file, but to shorten this one takes none.
-            if not self.path.read_bytes().startswith(content):
-                raise
-            os.ftruncate(self._open_file(), len(content))
+            with self.path.open("rb") as held:
+                if any(held.read(len(piece)) != piece for piece in content()):
+                    raise
+                os.ftruncate(self._open_file(), held.tell())
 
     def _open_file(self) -> int:
         if self._descriptor is None:
@@ -149,34 +155,39 @@ class RowLog(LogFile):
 
     def open(self) -> IO[bytes]:
         """Open it for reading; raise `FileNotFoundError` if it is empty."""
-        return open(self.path, "rb") if self._content is None else io.BytesIO(self._content)
+        return open(self.path, "rb") if self._content is None else io.BytesIO(self.read())
 
     def rewind(self, opt_steps: int) -> list[int]:
         """Remove the rows after `opt_steps`, a truncated last line, and invalid lines; return the numbers of these."""
         self.close_file()
         self.pending = rewind_records(self.pending, opt_steps)
-        mended, damaged = trim(held := self.read(), opt_steps)
-        if mended != held:
-            self.replace(mended)
+        lines = self._content or partial(_lines_of, self.path)
+        is_kept, damaged = True, []
+        for number, line in enumerate(lines(), start=1):
+            row, whole = parse(line), line.endswith(b"\n")
+            is_kept &= row is not None and row["opt_steps"] <= opt_steps and whole
+            damaged += [number] if row is None and whole else []
+        if not is_kept:
+            self.replace(partial(_rows_up_to, lines, opt_steps))
         return damaged
+
+
+def _lines_of(path: Path) -> Iterator[bytes]:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        yield from file
+
+
+def _rows_up_to(lines: Pieces, opt_steps: int) -> Iterator[bytes]:
+    """Yield those of `lines` that are rows up to `opt_steps`; a last one without a newline gets it."""
+    for line in lines():
+        if is_row_up_to(line, opt_steps):
+            yield line if line.endswith(b"\n") else line + b"\n"
 
 
 def rewind_records(records: Sequence[bytes], opt_steps: int) -> list[bytes]:
     """Return the lines of `records` that are rows up to `opt_steps`."""
     lines = [line for record in records for line in record.splitlines(keepends=True)]
     return [line for line in lines if is_row_up_to(line, opt_steps)]
-
-
-def trim(held: bytes, opt_steps: int) -> tuple[bytes, list[int]]:
-    """Return the content `held` of a log without rows after `opt_steps`, a truncated last line, and invalid lines.
-
-    The numbers of the invalid lines are returned as well.
-    """
-    *lines, torn = held.split(b"\n")
-    # A last line without a newline is kept if it is a complete row.
-    kept = [line for line in (*lines, torn) if is_row_up_to(line, opt_steps)]
-    damaged = [number for number, line in enumerate(lines, start=1) if parse(line) is None]
-    return b"".join(line + b"\n" for line in kept), damaged
 
 
 def copy_logs(run: Path, to: Path) -> None:
