@@ -204,6 +204,10 @@ def off_policy(
             health=guard.get_health,
             reseed=guard.reseed,
             set_hyperparams=partial(_set_hyperparams, collector, learner),
+            # A memory depends on the networks also where actions do not.
+            warm_up=partial(_warm_up_anew, collector, learner)
+            if not random_warmup or collector.agent.memory is not None
+            else None,
             refill=BufferRefill(partial(learner.schedule.blocks, capacity), partial(_refill, collector, learner)),
             capacity=capacity,
         ),
@@ -331,8 +335,18 @@ def _take_steps(
 
 def _init(collector: Collector, learner: ReplayLearner, key: Key) -> OffPolicyState:
     """Reset the environments, fill the processor's windows, and warm up the buffer."""
+    return _warm_up(collector, learner, _begin(collector, learner, key), key)
+
+
+def _warm_up_anew(collector: Collector, learner: ReplayLearner, state: OffPolicyState, key: Key) -> OffPolicyState:
+    """Do the same with the agent and the processor's statistics of `state`."""
+    start, processor = _begin(collector, learner, key), collector.processor.for_actors
+    stats = processor.set_stats(start.processor, processor.get_stats(state.processor))
+    return _warm_up(collector, learner, start._replace(agent=state.agent, processor=stats), key)
+
+
+def _warm_up(collector: Collector, learner: ReplayLearner, state: OffPolicyState, key: Key) -> OffPolicyState:
     schedule = learner.schedule
-    state = _begin(collector, learner, key)
     # `_begin` splits the same key into five and uses the first three.
     prime_key, fill_key = map(shard_key, jax.random.split(key, 5)[3:])
     warm_up = partial(_take_steps, collector, opt_step=jnp.uint32(0), random=schedule.random_warmup)
@@ -354,7 +368,7 @@ def _init(collector: Collector, learner: ReplayLearner, key: Key) -> OffPolicySt
 
 def _begin(collector: Collector, learner: ReplayLearner, key: Key) -> OffPolicyState:
     """Return the state before the warm-up, with an empty buffer."""
-    # The remaining two keys are for the warm-up, see `_init`. Shards have the same agent and different
+    # The remaining two keys are for the warm-up, see `_warm_up`. Shards have the same agent and different
     # environments.
     stream, agent_key, env_key, *_ = jax.random.split(key, 5)
     agent = collector.agent.init(agent_key)
