@@ -16,6 +16,7 @@ from benchmarks.goals import bit_flipping
 from jaxrl.buffers import Buffer
 from jaxrl.buffers.hindsight import count_later_steps, hindsight
 from jaxrl.errors import SettingsError
+from jaxrl.processors import map_reward
 from jaxrl.types import RecurrentObs, Transition
 
 KEY = jax.random.key(0)
@@ -267,6 +268,10 @@ REFUSED = {
         lambda: strategy_of(processor=jaxrl.chain(jaxrl.reward_scale(2.0), jaxrl.one_step())),
         r"leave processor\.reward_scale at 1\.0",
     ),
+    "other rewards of one's own": (
+        lambda: strategy_of(processor=jaxrl.chain(map_reward(jnp.tanh), jaxrl.one_step())),
+        "rewards as the environment has them, which this processor changes",
+    ),
     "sequences": (lambda: strategy_of(agent=jaxrl.dqn(core="gru")), "which this buffer cannot sample"),
     "a share that is none": (lambda: jaxrl.hindsight(jaxrl.uniform(9, 3), 1.5), r"buffer\.hindsight is 1\.5"),
     "twice": (
@@ -282,6 +287,13 @@ def test_what_cannot_work_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(SettingsError, match=said) as refused:
         make()
     assert "\n" not in str(refused.value)
+
+
+def test_a_processor_of_ones_own_that_leaves_rewards_as_they_are_says_so() -> None:
+    processor = jaxrl.one_step()._replace(settings=None)
+    assert strategy_of(processor=processor).policy is not None
+    with pytest.raises(SettingsError, match="leave them as they are, and say so by the field changes"):
+        strategy_of(processor=processor._replace(changes=("obs", "reward")))
 
 
 def test_wrappers_that_change_what_a_step_pays_or_shows_forget_the_goal() -> None:
