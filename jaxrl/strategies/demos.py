@@ -28,15 +28,22 @@ from jaxrl.types import Batch, Demonstrations, Transition
 
 
 def with_demos(
-    buffer: Buffer, demos: Dataset | None, share: float, agent: Agent, processor: Processor, env: Env | HostEnv
+    buffer: Buffer,
+    demos: Dataset | None,
+    share: float,
+    agent: Agent,
+    processor: Processor,
+    env: Env | HostEnv,
+    shards: int = 1,
 ) -> Buffer:
-    """Return `buffer` mixed with `demos`, which make up `share` of each batch; without `demos`, `buffer` itself.
+    """Return `buffer`, that of one shard, mixed with `demos`, which make up `share` of each batch; without `demos`,
+    `buffer` itself.
 
     The processor turns demonstrations into transitions, as it does steps of the environment.
 
     Raises:
       SettingsError: the demonstrations are from another environment, the agent or the processor does not support them,
-        or `share` is out of range.
+        or `share` is out of range, or not divisible among the shards (the message has the nearest that are).
     """
     if demos is None:
         return buffer
@@ -48,9 +55,21 @@ def with_demos(
     demos = _in_tuples_of(env.spec, demos)
     if _has_stats(processor, demos) or processor.known.get("normalise_reward"):
         _require_apply(processor)
-    # The batch of the buffer keeps its size, and demonstrations are added to it.
-    count = max(1, round(buffer.batch_size * share / (1 - share)))
-    return mix(buffer, partial(make_transitions, processor, demos), demos.rows, count)
+    count = _count_demos(buffer.batch_size * shards, share, shards)
+    return mix(buffer, partial(make_transitions, processor, demos), demos.rows, count // shards)
+
+
+def _count_demos(batch_size: int, share: float, shards: int) -> int:
+    """Return how many demonstrations, beside `batch_size` other items, are `share` of a batch; they must divide."""
+    count = max(1, round(batch_size * share / (1 - share)))
+    if count % shards:
+        below = count - count % shards
+        nearest = " or ".join(f"{x / (batch_size + x):.6g}" for x in (below, below + shards) if x)
+        raise SettingsError(
+            f"demo_share is {share}, for which {count} demonstrations are added to a batch of {batch_size}: they do "
+            f"not divide into {shards} shards; set it to {nearest}"
+        )
+    return count
 
 
 def _in_tuples_of(spec: EnvSpec, demos: Dataset) -> Dataset:

@@ -120,7 +120,7 @@ def off_policy(
       resets: how episodes start, see `jaxrl.vectorise`; environments on the host always use `fresh`.
       demos: demonstrations, as returned by `jaxrl.load_dataset(...)`. They are added to the batches of the buffer,
         which keep their size.
-      demo_share: share of `demos` in each batch, above 0 and below 1.
+      demo_share: share of `demos` in each batch, above 0 and below 1; shards must divide their number.
       shards: number of parts into which environments, buffer and batches are divided. A run can use up to as many
         devices, with the same bits on any number of them.
 
@@ -148,7 +148,7 @@ def off_policy(
     collector = Collector(vector, processor, built)
     # The schedule follows from the buffer of one shard before demonstrations are mixed in: those need no warm-up.
     ring = _make_shard_buffer(buffer, collector, env.spec.name, goal, shards)
-    replay_buffer = with_demos(ring, demos, demo_share, collector.agent, collector.processor, env)
+    replay_buffer = with_demos(ring, demos, demo_share, collector.agent, collector.processor, env, shards)
     # Planned for all shards together, since settings count the environments of all; each shard then runs its part.
     schedule = make_update_schedule(
         horizon=collector.processor.horizon,

@@ -130,8 +130,8 @@ def set_goal_fn(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | 
             )
     if "reward" in processor.changes:
         raise SettingsError(
-            "buffer.hindsight computes rewards as the environment has them, which this processor changes; leave them as "
-            "they are, and say so by the field changes of your Processor, as changes=('obs',)"
+            "buffer.hindsight computes rewards as the environment has them, which this processor changes; leave them "
+            "as they are, and say so by the field changes of your Processor, as changes=('obs',)"
         )
     return buffer.with_goal_fn(goal, name)
 
