@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl.agents.base import Agent
 from jaxrl.buffers.base import Buffer
-from jaxrl.buffers.dataset import Dataset, require_dataset, summarise
+from jaxrl.buffers.dataset import Dataset, check_dataset, summarise
 from jaxrl.buffers.mixed import mix
 from jaxrl.buffers.uniform import uniform
 from jaxrl.distributions import demonstrated_raw, mask_distribution
@@ -49,7 +49,7 @@ def with_demos(
         return buffer
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise SettingsError(f"demo_share is {share}; expected a share above 0 and below 1, as 0.5")
-    require_dataset("demos", demos)
+    demos = check_dataset("demos", demos)
     check_env(demos, env)
     check_memoryless(agent, "demos")
     demos = _in_tuples_of(env.spec, demos)
@@ -178,7 +178,7 @@ def rollout_demos(
         raise SettingsError(
             "there are demos, but agent.imitation_coef, their weight in the loss, is 0; set it, as to 0.1"
         )
-    require_dataset("demos", demos)
+    demos = check_dataset("demos", demos)
     check_env(demos, env)
     check_memoryless(agent, "demos")
     processor = processor.for_replay
