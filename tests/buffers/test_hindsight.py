@@ -116,6 +116,17 @@ def sample(state: Any, index: Any, later: float, goal: Any = pays) -> Transition
     return _sampler(len(index), goal)(state, jnp.asarray(index, jnp.uint32), jnp.full(len(index), later, jnp.float32))
 
 
+def test_the_program_of_a_push_is_as_long_for_many_steps_as_for_a_few() -> None:
+    buffer = made(jaxrl.uniform(480, batch_size=24))
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), block(0))
+
+    def length(steps: int) -> int:
+        state = jax.eval_shape(lambda: buffer.init(example, 2 * steps, 2, 2))
+        return len(jax.make_jaxpr(buffer.push)(state, block(0, steps), jnp.uint32(0)).eqns)
+
+    assert length(2) == length(24)
+
+
 @cache
 def _sampler(rows: int, goal: Any) -> Any:
     buffer = made(jaxrl.uniform(24, batch_size=rows), goal=goal)
