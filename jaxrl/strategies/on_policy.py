@@ -172,7 +172,7 @@ def on_policy(
         state_fns=StateFns(
             health=guard.get_health,
             reseed=guard.reseed,
-            set_hyperparams=partial(interaction.set_hyperparams, collector),
+            set_hyperparams=partial(_set_hyperparams, collector, schedule.demos),
         ),
     )
     if host_actors is not None:
@@ -243,6 +243,12 @@ def _init(collector: Collector, demos: RolloutDemos | None, key: Key) -> OnPolic
     loop, _ = interaction.reset_envs(collector, agent, shard_key(env_key))
     demos_state = () if demos is None else demos.init()
     return OnPolicyState(stream, agent, loop.env, loop.processor, guard.init_health(), demos_state)
+
+
+def _set_hyperparams(collector: Collector, demos: RolloutDemos | None, state: OnPolicyState) -> OnPolicyState:
+    """Return `state` with hyperparameters and demonstrations of the settings."""
+    tuned: OnPolicyState = interaction.set_hyperparams(collector, state)
+    return tuned if demos is None else tuned._replace(demos=demos.init())
 
 
 # --- the training step ------------------------------------------------------------------------------------------
