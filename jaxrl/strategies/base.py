@@ -225,6 +225,8 @@ class StrategyInfo(NamedTuple):
     """Adjustments made to the settings, for the log."""
     overrides: Mapping[str, Override] = MappingProxyType({})
     """Hyperparameters that replace those of `init`, by setting name."""
+    bounds_returns: bool = False
+    """As `AgentInfo.bounds_returns`."""
 
 
 class Strategy(NamedTuple):

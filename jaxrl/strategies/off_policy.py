@@ -199,6 +199,7 @@ def off_policy(
                 *resets_note(resets, collector.env.resets),
                 *_notes_of_demos(demos, replay_buffer.batch_size * shards, buffer.batch_size),
             ),
+            bounds_returns=collector.agent.info.bounds_returns,
         ),
         state_fns=StateFns(
             health=guard.get_health,

@@ -140,6 +140,7 @@ def offline(
         info=StrategyInfo(
             settings={**settings, **(data.settings or {}), "custom": [*settings["custom"], *custom]},
             notes=_notes(parts, scale_rewards_by),
+            bounds_returns=bound.info.bounds_returns,
         ),
         state_fns=StateFns(
             health=guard.get_health,

@@ -168,6 +168,7 @@ def on_policy(
                 custom=(*(() if teacher is None else ("teacher",)), *custom_parts(demos)),
             ),
             notes=(*resets_note(resets, vector.resets), *note_of_demos(demos)),
+            bounds_returns=collector.agent.info.bounds_returns,
         ),
         state_fns=StateFns(
             health=guard.get_health,
