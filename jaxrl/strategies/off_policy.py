@@ -233,6 +233,8 @@ def _make_shard_buffer(buffer: Buffer, collector: Collector, name: str, goal: Go
     """Return the buffer of one shard, adapted to the agent and to the `goal` of the environment of this name."""
     _require_replay(collector.agent)
     check_frames(buffer, collector.processor)
+    # Divided only once it is known to suit the agent as a whole, so that errors name the numbers that were given.
+    adapt_buffer(collector.agent, buffer, collector.env.num_envs * shards)
     ring = set_goal_fn(_divide_buffer(buffer, shards), collector.processor, name, goal)
     return adapt_buffer(collector.agent, ring, collector.env.num_envs)
 
