@@ -12,8 +12,8 @@ import numpy as np
 from jaxrl.agents.base import Agent, AgentMaker, Tunable
 from jaxrl.agents.frozen import freeze
 from jaxrl.agents.schedules import follow
-from jaxrl.envs.base import Env, VecEnv, VecEnvState, apply_schedules, obs_valid, vectorise
-from jaxrl.errors import SettingsError, check_count, check_type
+from jaxrl.envs.base import VecEnv, VecEnvState, apply_schedules, obs_valid
+from jaxrl.errors import SettingsError, check_type
 from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics, stats, totals
 from jaxrl.processors.base import (
@@ -69,17 +69,6 @@ class StepInfo(NamedTuple):
     info: dict[str, Array]
     present: Array | tuple[()] = ()
     """As `Step.present`; where it is false, so are the flags above."""
-
-
-def make_collector(env: Env, agent: AgentMaker, processor: Processor, num_envs: int, resets: str = "auto") -> Collector:
-    """Build `agent` and `processor` for `num_envs` copies of `env`.
-
-    Raises:
-      SettingsError: the processor makes no transitions, or the agent does not support the spaces or the discount.
-    """
-    check_count("num_envs", num_envs)
-    connected, built = build_processor_and_agent(agent, processor, env.spec)
-    return Collector(vectorise(env, num_envs, resets), connected, built)
 
 
 def build_processor_and_agent(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Processor, Agent]:
