@@ -15,7 +15,7 @@ from jaxrl.agents.returns import last_steps
 from jaxrl.buffers import Buffer
 from jaxrl.spaces import sample_space
 from jaxrl.strategies.base import Strategy, iterate
-from jaxrl.strategies.interaction import make_collector, reset_envs, take_steps
+from jaxrl.strategies.interaction import Collector, build_processor_and_agent, reset_envs, take_steps
 from jaxrl.strategies.on_policy import make_minibatches
 from jaxrl.training.program import compile_all
 from jaxrl.trees import Array, PyTree
@@ -235,9 +235,14 @@ def update(agent: Agent, state: PyTree, batches: PyTree) -> Loop:
 # --- the parts of on-policy training -------------------------------------------------------------------------
 
 
+def make_collector(env: jaxrl.Env, agent: AgentMaker, num_envs: int) -> Collector:
+    """Return an agent with `num_envs` environments, from which it learns by single steps."""
+    return Collector(jaxrl.vectorise(env, num_envs), *build_processor_and_agent(agent, jaxrl.one_step(), env.spec))
+
+
 def rollout_of(env: jaxrl.Env, agent: AgentMaker, num_envs: int, steps: int) -> tuple[Agent, PyTree, Rollout]:
     """Return an agent, a fresh state of it, and a rollout that it took."""
-    collector = make_collector(env, agent, jaxrl.one_step(), num_envs)
+    collector = make_collector(env, agent, num_envs)
     state = collector.agent.init(jax.random.key(0))
 
     def take(state: PyTree) -> Rollout:

@@ -51,18 +51,6 @@ def stats(values: Mapping[str, Array], where: Array | bool = True) -> dict[str, 
     return {name: jax.tree.map(lambda x, i=i: x[i], columns) for i, name in enumerate(values)}
 
 
-def step_means(values: Mapping[str, Array], weight: Array | float) -> dict[str, Array]:
-    """Return the mean of each of `values`, arrays of one shape, over the steps whose `weight` is not 0; 0 without any.
-
-    `weight` is 1 or 0, broadcast to their shape: 0 for steps that are not learnt from, such as those of dead agents.
-    """
-    shape = next(iter(values.values())).shape
-    counts = jnp.broadcast_to(jnp.asarray(weight) > 0, shape)
-    # Select instead of multiplying by the weight: an entry of weight 0 may be NaN.
-    number = jnp.maximum(jnp.sum(counts, dtype=jnp.float32), 1.0)
-    return {name: jnp.sum(jnp.where(counts, x, 0.0)) / number for name, x in values.items()}
-
-
 def totals(events: Mapping[str, Array]) -> dict[str, Total]:
     """Apply `total` to several arrays of one shape, in one reduction."""
     counts = jax.vmap(total)(jnp.stack(list(events.values()))).count

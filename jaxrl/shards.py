@@ -8,7 +8,7 @@ Unlike `jax.lax.psum`, they reduce in the order of the shards, so that results h
 devices.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import reduce
@@ -93,6 +93,21 @@ def merge_metrics(metrics: Metrics) -> Metrics:
     each = stack_metrics(metrics)
     columns = Stat(psum(each.count), psum(each.sum), pmin(each.min), pmax(each.max))
     return unstack_metrics(columns, metrics)
+
+
+def step_means(values: Mapping[str, Array], weight: Array | float) -> dict[str, Array]:
+    """Return the mean of each of `values`, arrays of one shape, over the steps of all shards whose `weight` is not 0.
+
+    `weight` is 1 or 0, broadcast to their shape: 0 for steps that are not learnt from, such as those of dead agents.
+    Means over no steps at all are 0.
+    """
+    shape = next(iter(values.values())).shape
+    counts = jnp.broadcast_to(jnp.asarray(weight) > 0, shape)
+    # Select instead of multiplying by the weight: an entry of weight 0 may be NaN.
+    sums = {name: jnp.sum(jnp.where(counts, x, 0.0)) for name, x in values.items()}
+    # Shards learn from different numbers of steps: their means must not count alike.
+    sums, number = psum((sums, jnp.sum(counts, dtype=jnp.float32)))
+    return {name: x / jnp.maximum(number, 1.0) for name, x in sums.items()}
 
 
 def _reduce(combine: Callable[[Array, Array], Array], tree: PyTree) -> PyTree:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import jaxrl
-from jaxrl.strategies.interaction import build_processor_and_agent, make_collector
+from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.strategies.stepwise import locate_step, steps_per_iteration, stream_keys
 from jaxrl.training.policy import GreedyPolicy
@@ -103,11 +103,11 @@ def drive_as_trainer(session: jaxrl.Session, env: jaxrl.Env, seed: int, steps: i
     Return what it told when it learnt last.
     """
     stepwise, config = session._stepwise, session.config
-    actors = make_collector(env, lambda spec: stepwise.agent, stepwise.processor, config.num_envs)
+    envs = jaxrl.vectorise(env, config.num_envs)
     parts = 5 if stepwise.passes is None else 3
     keys, env_key = stream_keys(jax.random.key(seed), stepwise.passes), jax.random.split(jax.random.key(seed), parts)[2]
-    state, obs = jax.jit(actors.env.reset)(env_key)
-    step = jax.jit(actors.env.step)
+    state, obs = jax.jit(envs.reset)(env_key)
+    step = jax.jit(envs.step)
 
     @partial(jax.jit, static_argnums=0)
     def key_of(phase: Any, t: int, at: int) -> Any:

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 import jaxrl
 from benchmarks.cases.shapes import DQN, PPO, SAC, buffer_of
-from benchmarks.loops import Loop
+from benchmarks.loops import Loop, make_collector
 from jaxrl.agents.returns import last_steps
 from jaxrl.strategies.base import Strategy, iterate
-from jaxrl.strategies.interaction import Collector, EnvLoopState, make_collector, take_steps
+from jaxrl.strategies.interaction import Collector, EnvLoopState, take_steps
 from jaxrl.strategies.on_policy import make_minibatches
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Rollout
@@ -71,7 +71,7 @@ def on_policy(shape: PPO, strategy: Strategy, state: PyTree) -> Loop:
 
 
 def _collector(shape: DQN | SAC | PPO) -> Collector:
-    return make_collector(jaxrl.make_env(shape.env), shape.agent(), jaxrl.one_step(), shape.num_envs)
+    return make_collector(jaxrl.make_env(shape.env), shape.agent(), shape.num_envs)
 
 
 def _scan(strategy: Strategy, turn: Callable[[PyTree, PyTree, Array], PyTree], state: PyTree, carry: PyTree) -> Loop:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
+from jaxrl import shards
 from jaxrl.agents import bc, critics
 from jaxrl.agents.base import Agent, AgentInfo, AgentMaker
 from jaxrl.agents.checks import check_actions, make_hyper
@@ -23,7 +24,7 @@ from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import Between, Positive, Weight
 from jaxrl.agents.losses import advantage_weight, expectile_loss
 from jaxrl.agents.optimizers import GradientUpdate, Optimizer, gradient_update, polyak_update
-from jaxrl.metrics import Metrics, step_means
+from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, forward, training_key
 from jaxrl.spaces import Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
@@ -239,7 +240,7 @@ def _update_iql(
     )
     # The advantage compares the target critics with the value that was just regressed on them.
     state, policy_metrics = _improve(parts, state, batch, q - v_tm1, key, opt_step)
-    value_metrics = {**step_means({"value": v_tm1}, items.weight), "value_loss": value.loss}
+    value_metrics = {**shards.step_means({"value": v_tm1}, items.weight), "value_loss": value.loss}
     return state, {**metrics, **policy_metrics, **value_metrics}, priorities
 
 
@@ -334,7 +335,7 @@ def _improve(
         "policy_loss": policy.loss,
         "policy_grad_norm": policy.norm,
         "log_prob": bc.mean_of_allowed(log_prob, allowed, items.weight),
-        **step_means({"advantage": advantage, "advantage_weight": weight}, items.weight),
+        **shards.step_means({"advantage": advantage, "advantage_weight": weight}, items.weight),
     }
     return state._replace(
         policy=policy.variables,

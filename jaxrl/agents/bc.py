@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxrl import distributions, masks, nn
+from jaxrl import distributions, masks, nn, shards
 from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Mode, PolicyFns
 from jaxrl.agents.checks import check_actions, make_hyper
 from jaxrl.agents.critics import unit_actions
@@ -29,7 +29,7 @@ from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import NetworkConfig, OptimizerConfig, Weight
 from jaxrl.agents.optimizers import GradientStep, GradientUpdate, Optimizer, gradient_update
 from jaxrl.distributions import Distribution, Gaussian, Head
-from jaxrl.metrics import Metrics, Stat, stat, step_means
+from jaxrl.metrics import Metrics, Stat, stat
 from jaxrl.nn import Network, PolicyNetwork
 from jaxrl.spaces import Box, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
@@ -275,4 +275,4 @@ def mean_of_allowed(log_prob: Array, allowed: Array, weight: Array) -> Stat:
     It is no measurement without any.
     """
     counts = allowed & (weight > 0)
-    return stat(step_means({"log_prob": log_prob}, counts)["log_prob"], where=counts.any())
+    return stat(shards.step_means({"log_prob": log_prob}, counts)["log_prob"], where=counts.any())

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
+from jaxrl import shards
 from jaxrl.agents.fields import rules_of
 from jaxrl.agents.schedules import ALIASES, schedules_in, with_schedules
 from jaxrl.errors import SettingsError, suggest
@@ -134,5 +135,6 @@ def make_hyper(settings: Mapping[str, Any], names: Iterable[str], optional: Coll
 def check_pieces(parts: int, rows: int) -> int:
     """Return `parts`, the setting `accumulate`; raise `SettingsError` unless it divides the batch size `rows`."""
     if rows % parts:
-        raise SettingsError(f"agent.accumulate is {parts} and does not divide the batch size {rows}")
+        among = f" among {count} shards" if (count := shards.num_shards()) > 1 else ""
+        raise SettingsError(f"agent.accumulate is {parts} and does not divide the batch size {rows * count}{among}")
     return parts

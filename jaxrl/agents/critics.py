@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl import masks, nn, spaces
+from jaxrl import masks, nn, shards, spaces
 from jaxrl.agents import sequences
 from jaxrl.agents.base import Agent, AgentMaker, DistributionFn, PolicyFns, StripFn
 from jaxrl.agents.critic_values import CriticValues, atom_values, mean_values
@@ -51,7 +51,7 @@ from jaxrl.agents.values import (
 from jaxrl.distributions import Head
 from jaxrl.errors import SettingsError
 from jaxrl.masks import PRIVILEGED
-from jaxrl.metrics import Metrics, step_means
+from jaxrl.metrics import Metrics
 from jaxrl.nn import (
     BatchNormNetwork,
     Critic,
@@ -585,7 +585,7 @@ def target_distribution(
             return target, {}
         z, p = jnp.sum(p * z, axis=-1, keepdims=True), jnp.ones((len(z), 1), z.dtype)
     outside = jax.vmap(outside_support, in_axes=(0, 0, None))(z, p, support)
-    return target, step_means({"out_of_support": outside}, items.weight)
+    return target, shards.step_means({"out_of_support": outside}, items.weight)
 
 
 class SampledActions(NamedTuple):
@@ -715,7 +715,7 @@ def learn_critic(
     error = aux.error * steps.items.weight
     of_steps = {"q": aux.q, "td_error": error, "cql_gap": aux.gap, "similarity": aux.similarity}
     on = {name: x for name, x in of_steps.items() if not isinstance(x, tuple)}
-    metrics = {"loss": learnt.loss, **step_means(on, steps.items.weight), "grad_norm": learnt.norm}
+    metrics = {"loss": learnt.loss, **shards.step_means(on, steps.items.weight), "grad_norm": learnt.norm}
     if parts.memory is None:
         return learnt, metrics, error
     return learnt, metrics, sequences.sequence_priorities(error, batch.weight.shape[0], parts.config.priority_max)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl import masks, nn
+from jaxrl import masks, nn, shards
 from jaxrl.agents import exploration, optimizers, sequences
 from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Mode, PolicyFns
 from jaxrl.agents.checks import check_actions, make_hyper
@@ -59,7 +59,7 @@ from jaxrl.agents.values import (
 )
 from jaxrl.distributions import MIN_TEMPERATURE, Distribution, gumbel_like
 from jaxrl.errors import SettingsError
-from jaxrl.metrics import Metrics, step_means
+from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, QNetwork, Recurrent
 from jaxrl.nn.custom import ROWS
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
@@ -314,7 +314,7 @@ def _update(parts: _Parts, state: DQNState, batch: Batch, key: Key, opt_step: Ar
         of_steps["out_of_support"] = aux.outside
     metrics = {
         "loss": result.loss,
-        **step_means(of_steps, aux.weight),
+        **shards.step_means(of_steps, aux.weight),
         "grad_norm": result.norm,
         "epsilon": _epsilon(parts, hyper, opt_step),
     }

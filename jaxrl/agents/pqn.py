@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl import masks, nn
+from jaxrl import masks, nn, shards
 from jaxrl.agents import exploration, sequences
 from jaxrl.agents.base import Agent, AgentInfo, AgentMaker, Mode, PolicyFns
 from jaxrl.agents.checks import check_actions, make_hyper
@@ -35,7 +35,7 @@ from jaxrl.agents.losses import squared
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_update, linear
 from jaxrl.agents.returns import lambda_returns
 from jaxrl.distributions import Distribution
-from jaxrl.metrics import Metrics, step_means
+from jaxrl.metrics import Metrics
 from jaxrl.nn import Network, QNetwork, Recurrent, merge_axes
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_zeros
 from jaxrl.trees import Array, Key, PyTree
@@ -270,7 +270,7 @@ def _update(parts: _Parts, state: PQNState, batch: Batch, key: Key, opt_step: Ar
     error, q = result.aux
     metrics = {
         "loss": result.loss,
-        **step_means({"q": q, "td_error": jnp.abs(error)}, batch.items.weight.ravel()),
+        **shards.step_means({"q": q, "td_error": jnp.abs(error)}, batch.items.weight.ravel()),
         "grad_norm": result.norm,
         "epsilon": _epsilon(parts, hyper, opt_step),
     }

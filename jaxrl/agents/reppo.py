@@ -57,7 +57,7 @@ from jaxrl.agents.values import (
 )
 from jaxrl.distributions import Categorical, Distribution, Head, TanhGaussian
 from jaxrl.masks import PRIVILEGED
-from jaxrl.metrics import Metrics, step_means
+from jaxrl.metrics import Metrics
 from jaxrl.nn import Critic, Network, PolicyNetwork, QNetwork, merge_axes
 from jaxrl.nn.custom import ROWS, Output
 from jaxrl.spaces import Box, Discrete, EnvSpec
@@ -273,7 +273,7 @@ def _update(
         of_steps["out_of_support"] = outside
     metrics = {
         "loss": critic.loss,
-        **step_means(of_steps, items.weight),
+        **shards.step_means(of_steps, items.weight),
         "grad_norm": critic.norm,
         "policy_loss": policy.loss,
         "policy_grad_norm": policy.norm,

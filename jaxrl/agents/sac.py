@@ -59,7 +59,7 @@ from jaxrl.agents.values import ENTROPY_MARGIN
 from jaxrl.distributions import Distribution, TanhGaussian
 from jaxrl.errors import SettingsError
 from jaxrl.masks import get_mask
-from jaxrl.metrics import Metrics, stat, step_means
+from jaxrl.metrics import Metrics, stat
 from jaxrl.nn import forward
 from jaxrl.spaces import Box, Discrete, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
@@ -688,7 +688,7 @@ def _improve_policy(
         log_temperature=log_temperature,
         opt_state=state.opt_state._replace(policy=policy.opt_state, temperature=opt_state),
     )
-    of_steps = step_means({"entropy": entropy}, steps.items.weight)
+    of_steps = shards.step_means({"entropy": entropy}, steps.items.weight)
     return state, {"policy_loss": policy.loss, "policy_grad_norm": policy.norm, **of_steps}
 
 

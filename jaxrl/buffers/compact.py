@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl import shards
 from jaxrl.buffers.frames import Frames, empty_frames
 from jaxrl.errors import SettingsError
 from jaxrl.trees import Array, PyTree, tree_where
@@ -214,9 +215,10 @@ def empty_compact(
             "buffer.compact: next_obs and obs of the items differ in layout; set buffer.compact to False"
         )
     if not 0 < lag < rows:
+        after, held = (x * shards.num_shards() for x in (lag, rows))
         raise SettingsError(
-            f"buffer.compact: a successor lies {lag} items after its transition, but buffer.capacity holds {rows}; "
-            f"raise it above {lag}, or set buffer.compact to False"
+            f"buffer.compact: a successor lies {after} items after its transition, but buffer.capacity holds {held}; "
+            f"raise it above {after}, or set buffer.compact to False"
         )
     size = max(1, math.ceil(ends * rows))
     if 3 * rows + size >= 2**31:  # room also for a block of indices past the end, where dropped writes go

@@ -48,31 +48,28 @@ class Frames:
         size, stride = jax.tree.leaves(obs)[0].shape[0], self.last_depth.shape[0]
         # A stack follows the previous one if its frames but the newest are the previous ones but the oldest, and begins
         # an episode if all its frames are the same.
-        before = jax.tree.map(lambda old, new: jnp.concatenate([old, new])[: len(new)], self.last, obs)
+        before = follow(self.last, obs)
         follows = rows_equal(_slice_frames(obs, self.count, 0, -1), _slice_frames(before, self.count, 1, None))
         begins = rows_equal(_slice_frames(obs, self.count, 0, -1), _slice_frames(obs, self.count, 1, None))
-        depths, depth = [], self.last_depth
-        # One vector step at a time: a depth is computed from that of the same environment one step before.
-        for i in range(0, size, stride):
-            depth = self._next_depth(depth, follows[i : i + stride], begins[i : i + stride])
-            depths.append(depth)
+        depth = self._depths(follows.reshape(-1, stride), begins.reshape(-1, stride))
         num_frames = len(self.single)
         return replace(
             self,
             single=self.single.write(_slice_frames(obs, self.count, -1, None), (self.head + 1) % num_frames),
-            depth=jax.lax.dynamic_update_slice_in_dim(self.depth, jnp.concatenate(depths), start, axis=0),
+            depth=jax.lax.dynamic_update_slice_in_dim(self.depth, depth.reshape(-1), start, axis=0),
             last=jax.tree.map(lambda x: x[-stride:], obs),
-            last_depth=depth,
+            last_depth=depth[-1],
             head=(self.head + size) % num_frames,
         )
 
-    def _next_depth(self, depth: Array, follows: Array, begins: Array) -> Array:
-        """Return the depths of the observations one step after those with depths `depth`."""
-        known = jnp.minimum(depth + 1, self.count - 1)
+    def _depths(self, follows: Array, begins: Array) -> Array:
+        """Return the depths of observations `[T, stride]` that follow the last ones."""
+        start, steps = last_true(begins | ~follows)
+        # Where a stack begins or is none, or else in the last observations, the depth is known; each step adds one.
+        here = jnp.take_along_axis(jnp.where(begins, 0, -2 * self.count), jnp.maximum(start, 0), axis=0)
+        first = jnp.where(start < 0, self.last_depth[None], here)
         # After an observation that is not a stack, it takes `count` more until all frames of a stack are known.
-        unknown = jnp.minimum(depth + 1, -self.count - 1)
-        next_depth = jnp.where(depth >= 0, known, unknown)
-        return jnp.where(begins, 0, jnp.where(follows, next_depth, -2 * self.count))
+        return jnp.minimum(first + steps, jnp.where(first >= 0, self.count - 1, -self.count - 1))
 
     def read(self, index: Array, newest: Array) -> tuple[PyTree, Array]:
         """Return the observations at rows `index` `[B]` and which are known; `newest` is the last row written."""
@@ -106,6 +103,19 @@ def _slice_frames(obs: PyTree, count: int, start: int, stop: int | None) -> PyTr
         return frames.reshape(*x.shape[:-1], -1)
 
     return jax.tree.map(cut, obs)
+
+
+def follow(last: PyTree, rows: PyTree) -> PyTree:
+    """Return what precedes each of the `rows` of a block by one vector step; `last` are those before the block."""
+    return jax.tree.map(lambda old, new: jnp.concatenate([old, new])[: len(new)], last, rows)
+
+
+def last_true(flags: Array) -> tuple[Array, Array]:
+    """Return for each of `flags` `[T, N]` the last step up to it at which its column is true, -1 if none; and the steps
+    since then; int32."""
+    step = jnp.arange(len(flags), dtype=jnp.int32)[:, None]
+    last = jax.lax.cummax(jnp.where(flags, step, -1), axis=0)
+    return last, step - last
 
 
 def rows_equal(a: PyTree, b: PyTree) -> Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.compact import CompactRows
-from jaxrl.buffers.frames import rows_equal
+from jaxrl.buffers.frames import follow, last_true, rows_equal
 from jaxrl.buffers.prioritised import PrioritisedState
 from jaxrl.errors import SettingsError, check_between
 from jaxrl.trees import Array, Key, PyTree, tree_where
@@ -137,26 +137,22 @@ def _link_fields(items: Transition) -> Transition:
 
 
 def _push(parts: _Parts, state: HindsightState, items: Transition, pushes: Array) -> HindsightState:
-    rows, stride = items.reward.shape[0], state.last_age.shape[0]
-    ages: list[Array] = []
-    age, last = state.last_age, state.last
-    for i in range(0, rows, stride):
-        now = jax.tree.map(lambda x, i=i: x[i : i + stride], items)
-        # As in a compact buffer: an episode continues if the next observation is the successor, bit by bit. A truncated
-        # one does not, because the next observation is that of a new episode. An invalid step does not continue it
-        # either: its zeros are no goal.
-        continues = rows_equal(last.next_obs, now.obs) & (last.discount > 0) & (now.weight > 0)
-        age = jnp.where(continues, age + 1, 0)
-        ages.append(age)
-        last = _link_fields(now)
-    size = state.age.shape[0]
-    start = jnp.asarray(pushes % (size // rows), jnp.int32) * rows
+    rows, stride, size = items.reward.shape[0], state.last_age.shape[0], state.age.shape[0]
+    links = _link_fields(items)
+    before = follow(state.last, links)
+    # As in a compact buffer: an episode continues if the next observation is the successor, bit by bit. A truncated
+    # one does not, because the next observation is that of a new episode. An invalid step does not continue it
+    # either: its zeros are no goal.
+    continues = rows_equal(before.next_obs, items.obs) & (before.discount > 0) & (items.weight > 0)
+    start, steps = last_true(~continues.reshape(-1, stride))
+    age = jnp.where(start < 0, state.last_age[None] + steps, steps)
+    first = jnp.asarray(pushes % (size // rows), jnp.int32) * rows
     return HindsightState(
         ring=parts.ring.push(state.ring, items, pushes),
-        age=jax.lax.dynamic_update_slice_in_dim(state.age, jnp.concatenate(ages), start, axis=0),
-        last=last,
-        last_age=age,
-        newest=start // stride + rows // stride - 1,
+        age=jax.lax.dynamic_update_slice_in_dim(state.age, age.reshape(-1), first, axis=0),
+        last=jax.tree.map(lambda x: x[-stride:], links),
+        last_age=age[-1],
+        newest=first // stride + rows // stride - 1,
         # Read off the items: the processor's discount is a setting that a sweep may vary.
         discount=jnp.where(jnp.any(items.discount > 0), items.discount.max(), state.discount),
     )

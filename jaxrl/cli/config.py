@@ -6,7 +6,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,7 +92,7 @@ def parse(args: Sequence[str]) -> Request:
         config, notes = _fit_length(algo, config, of_preset, fixed, notes, 1 if members else 2)
     if not file and config.env is not None and not matching_presets(PRESETS.get(algo, {}), config.env):
         notes = (*notes, "generic settings: there is no preset for this environment")
-    if ignored := sorted(chosen & unread({**vars(config), "algo": algo, "agent": vars(config.agent)})):
+    if ignored := sorted(chosen & unread({**asdict(config), "algo": algo})):
         other = "; n-step returns without a core are processor.n_step" if "agent.n_step" in ignored else ""
         notes = (*notes, f"nothing reads {', '.join(ignored)} under these settings{other}")
     if resume and not from_step and config.run_dir not in (None, resume):

@@ -129,8 +129,8 @@ def pool(start: StartFn, num_envs: int, size: int) -> Resets:
     """
     if size <= num_envs:
         raise SettingsError(
-            f"resets is pool:{size}; expected more than num_envs {num_envs}, since all episodes may end at once, "
-            f"as in pool:{2 * num_envs}"
+            f"resets is pool:{size}; expected more than the {num_envs} environments that it serves, since all "
+            f"episodes may end at once, as in pool:{2 * num_envs}"
         )
     # A refill happens with fewer than `num_envs` left, so a batch of the rest never overwrites an unused state.
     batch = size - num_envs

@@ -210,6 +210,7 @@ def _make_chain(processors: tuple[Processor, ...]) -> Processor:
         space=partial(_space, processors),
         settings=merged if _rebuilds(settings) else None,
         merged=merged,
+        changes=tuple(sorted({part for p in processors for part in p.changes})),
         stats=StatsFns(
             get=lambda states: tuple(p.get_stats(state) for p, state in zip(processors, states, strict=True)),
             freeze=lambda stats: chain(*(p.freeze(x) for p, x in zip(processors, stats, strict=True))),

@@ -185,6 +185,9 @@ class StateFns(NamedTuple):
     """`(state, n) -> state` for retry `n`, with new randomness and reset counters; required with `health`."""
     set_hyperparams: Callable[[PyTree], PyTree] | None = None
     """`(state) -> state`: set the hyperparameters that the state holds as arrays to their current values."""
+    warm_up: Callable[[PyTree, Key], PyTree] | None = None
+    """`(state, key) -> state`: the warm-up of `init(key)` anew, with agent and statistics of `state`, for initial
+    weights that replace those of `init`. `None` where the warm-up does not depend on them, or is left to actors."""
     refill: BufferRefill | None = None
     """Refilling of the field `buffer`; `None`: checkpoints must hold it."""
     capacity: int | None = None
@@ -222,6 +225,8 @@ class StrategyInfo(NamedTuple):
     """Adjustments made to the settings, for the log."""
     overrides: Mapping[str, Override] = MappingProxyType({})
     """Hyperparameters that replace those of `init`, by setting name."""
+    bounds_returns: bool = False
+    """As `AgentInfo.bounds_returns`."""
 
 
 class Strategy(NamedTuple):

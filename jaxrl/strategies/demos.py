@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl.agents.base import Agent
 from jaxrl.buffers.base import Buffer
-from jaxrl.buffers.dataset import Dataset, require_dataset, summarise
+from jaxrl.buffers.dataset import Dataset, check_dataset, summarise
 from jaxrl.buffers.mixed import mix
 from jaxrl.buffers.uniform import uniform
 from jaxrl.distributions import demonstrated_raw, mask_distribution
@@ -28,29 +28,48 @@ from jaxrl.types import Batch, Demonstrations, Transition
 
 
 def with_demos(
-    buffer: Buffer, demos: Dataset | None, share: float, agent: Agent, processor: Processor, env: Env | HostEnv
+    buffer: Buffer,
+    demos: Dataset | None,
+    share: float,
+    agent: Agent,
+    processor: Processor,
+    env: Env | HostEnv,
+    shards: int = 1,
 ) -> Buffer:
-    """Return `buffer` mixed with `demos`, which make up `share` of each batch; without `demos`, `buffer` itself.
+    """Return `buffer`, that of one shard, mixed with `demos`, which make up `share` of each batch; without `demos`,
+    `buffer` itself.
 
     The processor turns demonstrations into transitions, as it does steps of the environment.
 
     Raises:
       SettingsError: the demonstrations are from another environment, the agent or the processor does not support them,
-        or `share` is out of range.
+        or `share` is out of range, or not divisible among the shards (the message has the nearest that are).
     """
     if demos is None:
         return buffer
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise SettingsError(f"demo_share is {share}; expected a share above 0 and below 1, as 0.5")
-    require_dataset("demos", demos)
+    demos = check_dataset("demos", demos)
     check_env(demos, env)
     check_memoryless(agent, "demos")
     demos = _in_tuples_of(env.spec, demos)
     if _has_stats(processor, demos) or processor.known.get("normalise_reward"):
         _require_apply(processor)
-    # The batch of the buffer keeps its size, and demonstrations are added to it.
-    count = max(1, round(buffer.batch_size * share / (1 - share)))
-    return mix(buffer, partial(make_transitions, processor, demos), demos.rows, count)
+    count = _count_demos(buffer.batch_size * shards, share, shards)
+    return mix(buffer, partial(make_transitions, processor, demos), demos.rows, count // shards)
+
+
+def _count_demos(batch_size: int, share: float, shards: int) -> int:
+    """Return how many demonstrations, beside `batch_size` other items, are `share` of a batch; they must divide."""
+    count = max(1, round(batch_size * share / (1 - share)))
+    if count % shards:
+        below = count - count % shards
+        nearest = " or ".join(f"{x / (batch_size + x):.6g}" for x in (below, below + shards) if x)
+        raise SettingsError(
+            f"demo_share is {share}, for which {count} demonstrations are added to a batch of {batch_size}: they do "
+            f"not divide into {shards} shards; set it to {nearest}"
+        )
+    return count
 
 
 def _in_tuples_of(spec: EnvSpec, demos: Dataset) -> Dataset:
@@ -159,7 +178,7 @@ def rollout_demos(
         raise SettingsError(
             "there are demos, but agent.imitation_coef, their weight in the loss, is 0; set it, as to 0.1"
         )
-    require_dataset("demos", demos)
+    demos = check_dataset("demos", demos)
     check_env(demos, env)
     check_memoryless(agent, "demos")
     processor = processor.for_replay

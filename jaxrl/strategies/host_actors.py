@@ -423,7 +423,7 @@ def with_actors(
         assert push is not None
         return push(learnt if learns else state, items, t)
 
-    state_fns = strategy.state_fns
+    state_fns = strategy.state_fns._replace(warm_up=None)
     if state_fns.refill and empty:
         # The actors refill it with new rounds.
         state_fns = state_fns._replace(refill=state_fns.refill._replace(fill=lambda state, first, stop: empty(state)))

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl.agents.base import Agent, AgentMaker, Tunable
 from jaxrl.agents.frozen import freeze
 from jaxrl.agents.schedules import follow
-from jaxrl.envs.base import Env, VecEnv, VecEnvState, apply_schedules, obs_valid, vectorise
-from jaxrl.errors import SettingsError, check_count, check_type
+from jaxrl.envs.base import VecEnv, VecEnvState, apply_schedules, obs_valid
+from jaxrl.errors import SettingsError, check_type
 from jaxrl.masks import random_action
 from jaxrl.metrics import Metrics, stats, totals
 from jaxrl.processors.base import (
@@ -70,17 +71,6 @@ class StepInfo(NamedTuple):
     """As `Step.present`; where it is false, so are the flags above."""
 
 
-def make_collector(env: Env, agent: AgentMaker, processor: Processor, num_envs: int, resets: str = "auto") -> Collector:
-    """Build `agent` and `processor` for `num_envs` copies of `env`.
-
-    Raises:
-      SettingsError: the processor makes no transitions, or the agent does not support the spaces or the discount.
-    """
-    check_count("num_envs", num_envs)
-    connected, built = build_processor_and_agent(agent, processor, env.spec)
-    return Collector(vectorise(env, num_envs, resets), connected, built)
-
-
 def build_processor_and_agent(agent: AgentMaker, processor: Processor, spec: EnvSpec) -> tuple[Processor, Agent]:
     """Build `agent` for the processed spaces of `spec`, and connect it to `processor`.
 
@@ -112,18 +102,24 @@ def connect(processor: Processor, agent: Agent) -> tuple[Processor, Agent]:
     Raises:
       SettingsError: the agent cannot derive bounds of returns with this discount or reward scaling.
     """
-    # Bounds of returns are derived from the largest reward, as `reward / (1 - discount)`.
-    if agent.info.bounds_returns and processor.known.get("discount") == 1:
-        raise SettingsError(
-            "processor.discount is 1, under which rewards do not tell how large returns can be; "
-            "set agent.v_min and agent.v_max, or a discount below 1"
-        )
+    if agent.info.bounds_returns:
+        require_discounting(processor.known.get("discount", 0.0))
     if agent.info.bounds_returns and processor.known.get("normalise_reward"):
         raise SettingsError(
             "processor.normalise_reward scales the first rewards by too little for a support to be derived from them; "
             "set agent.v_min and agent.v_max, or leave rewards as they are"
         )
     return (processor if agent.memory is None else carry_memory(processor, agent.memory)), agent
+
+
+def require_discounting(discount: float) -> None:
+    """Raise `SettingsError` for a discount from which an agent can derive no bounds of returns."""
+    # They are derived from the largest reward, as `reward / (1 - discount)` in float32.
+    if np.float32(discount) == 1:
+        raise SettingsError(
+            f"processor.discount is {discount:g}, under which rewards do not tell how large returns can be; "
+            "set agent.v_min and agent.v_max, or a discount below 1"
+        )
 
 
 def make_default_processor(settings: Mapping[str, Any]) -> Processor:

@@ -120,7 +120,7 @@ def off_policy(
       resets: how episodes start, see `jaxrl.vectorise`; environments on the host always use `fresh`.
       demos: demonstrations, as returned by `jaxrl.load_dataset(...)`. They are added to the batches of the buffer,
         which keep their size.
-      demo_share: share of `demos` in each batch, above 0 and below 1.
+      demo_share: share of `demos` in each batch, above 0 and below 1; shards must divide their number.
       shards: number of parts into which environments, buffer and batches are divided. A run can use up to as many
         devices, with the same bits on any number of them.
 
@@ -148,7 +148,7 @@ def off_policy(
     collector = Collector(vector, processor, built)
     # The schedule follows from the buffer of one shard before demonstrations are mixed in: those need no warm-up.
     ring = _make_shard_buffer(buffer, collector, env.spec.name, goal, shards)
-    replay_buffer = with_demos(ring, demos, demo_share, collector.agent, collector.processor, env)
+    replay_buffer = with_demos(ring, demos, demo_share, collector.agent, collector.processor, env, shards)
     # Planned for all shards together, since settings count the environments of all; each shard then runs its part.
     schedule = make_update_schedule(
         horizon=collector.processor.horizon,
@@ -199,11 +199,16 @@ def off_policy(
                 *resets_note(resets, collector.env.resets),
                 *_notes_of_demos(demos, replay_buffer.batch_size * shards, buffer.batch_size),
             ),
+            bounds_returns=collector.agent.info.bounds_returns,
         ),
         state_fns=StateFns(
             health=guard.get_health,
             reseed=guard.reseed,
             set_hyperparams=partial(_set_hyperparams, collector, learner),
+            # A memory depends on the networks also where actions do not.
+            warm_up=partial(_warm_up_anew, collector, learner)
+            if not random_warmup or collector.agent.memory is not None
+            else None,
             refill=BufferRefill(partial(learner.schedule.blocks, capacity), partial(_refill, collector, learner)),
             capacity=capacity,
         ),
@@ -228,6 +233,8 @@ def _make_shard_buffer(buffer: Buffer, collector: Collector, name: str, goal: Go
     """Return the buffer of one shard, adapted to the agent and to the `goal` of the environment of this name."""
     _require_replay(collector.agent)
     check_frames(buffer, collector.processor)
+    # Divided only once it is known to suit the agent as a whole, so that errors name the numbers that were given.
+    adapt_buffer(collector.agent, buffer, collector.env.num_envs * shards)
     ring = set_goal_fn(_divide_buffer(buffer, shards), collector.processor, name, goal)
     return adapt_buffer(collector.agent, ring, collector.env.num_envs)
 
@@ -331,8 +338,18 @@ def _take_steps(
 
 def _init(collector: Collector, learner: ReplayLearner, key: Key) -> OffPolicyState:
     """Reset the environments, fill the processor's windows, and warm up the buffer."""
+    return _warm_up(collector, learner, _begin(collector, learner, key), key)
+
+
+def _warm_up_anew(collector: Collector, learner: ReplayLearner, state: OffPolicyState, key: Key) -> OffPolicyState:
+    """Do the same with the agent and the processor's statistics of `state`."""
+    start, processor = _begin(collector, learner, key), collector.processor.for_actors
+    stats = processor.set_stats(start.processor, processor.get_stats(state.processor))
+    return _warm_up(collector, learner, start._replace(agent=state.agent, processor=stats), key)
+
+
+def _warm_up(collector: Collector, learner: ReplayLearner, state: OffPolicyState, key: Key) -> OffPolicyState:
     schedule = learner.schedule
-    state = _begin(collector, learner, key)
     # `_begin` splits the same key into five and uses the first three.
     prime_key, fill_key = map(shard_key, jax.random.split(key, 5)[3:])
     warm_up = partial(_take_steps, collector, opt_step=jnp.uint32(0), random=schedule.random_warmup)
@@ -354,7 +371,7 @@ def _init(collector: Collector, learner: ReplayLearner, key: Key) -> OffPolicySt
 
 def _begin(collector: Collector, learner: ReplayLearner, key: Key) -> OffPolicyState:
     """Return the state before the warm-up, with an empty buffer."""
-    # The remaining two keys are for the warm-up, see `_init`. Shards have the same agent and different
+    # The remaining two keys are for the warm-up, see `_warm_up`. Shards have the same agent and different
     # environments.
     stream, agent_key, env_key, *_ = jax.random.split(key, 5)
     agent = collector.agent.init(agent_key)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl import spaces, streams
 from jaxrl.agents.base import Agent, AgentMaker
 from jaxrl.buffers.base import Buffer
-from jaxrl.buffers.dataset import Dataset, require_dataset, split_holdout, summarise
+from jaxrl.buffers.dataset import Dataset, check_dataset, split_holdout, summarise
 from jaxrl.buffers.uniform import read_batch, uniform
 from jaxrl.envs.base import Env
 from jaxrl.envs.host import HostEnv
@@ -95,7 +95,7 @@ def offline(
       SettingsError: the data are from another environment or smaller than a batch, or the agent cannot learn from them.
     """
     check_count("updates", updates)
-    require_dataset("data", data)
+    data = check_dataset("data", data)
     if env is not None:
         require_env(env)
     check_type("processor", processor, Processor, "what jaxrl.one_step() or another of jaxrl's processors returns")
@@ -140,6 +140,7 @@ def offline(
         info=StrategyInfo(
             settings={**settings, **(data.settings or {}), "custom": [*settings["custom"], *custom]},
             notes=_notes(parts, scale_rewards_by),
+            bounds_returns=bound.info.bounds_returns,
         ),
         state_fns=StateFns(
             health=guard.get_health,

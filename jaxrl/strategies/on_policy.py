@@ -140,7 +140,7 @@ def on_policy(
     connected, built = interaction.connect(taught, built)
     collector = Collector(vector, connected, built)
     schedule = make_minibatch_schedule(
-        collector.agent, collector.processor, vector.num_envs, rollout, epochs, minibatches
+        collector.agent, collector.processor, vector.num_envs, rollout, epochs, minibatches, shards
     )
     schedule = schedule._replace(demos=rollout_demos(demos, built, processor, env, collector.processor))
     collect_fn, learn_fn = partial(collect, collector, schedule), partial(learn, schedule)
@@ -168,11 +168,12 @@ def on_policy(
                 custom=(*(() if teacher is None else ("teacher",)), *custom_parts(demos)),
             ),
             notes=(*resets_note(resets, vector.resets), *note_of_demos(demos)),
+            bounds_returns=collector.agent.info.bounds_returns,
         ),
         state_fns=StateFns(
             health=guard.get_health,
             reseed=guard.reseed,
-            set_hyperparams=partial(interaction.set_hyperparams, collector),
+            set_hyperparams=partial(_set_hyperparams, collector, schedule.demos),
         ),
     )
     if host_actors is not None:
@@ -193,8 +194,11 @@ def make_minibatch_schedule(
     rollout: int | None = None,
     epochs: int | None = None,
     minibatches: int | None = None,
+    shards: int = 1,
 ) -> MinibatchSchedule:
-    """Return the schedule for rollouts of `num_envs` environments; `None` selects the agent's default.
+    """Return the schedule of one of `shards` shards for rollouts of its `num_envs` environments.
+
+    `None` selects the agent's default.
 
     Raises:
       SettingsError: the agent does not learn from rollouts, or sizes do not divide (the message has the nearest).
@@ -212,11 +216,12 @@ def make_minibatch_schedule(
     schedule = MinibatchSchedule(agent, num_envs, **counts)
     if schedule.rollout * num_envs > MAX_STEPS:
         raise SettingsError(
-            f"a rollout of {schedule.rollout} steps in {num_envs} environments has more than {MAX_STEPS} steps, which "
-            f"32 bits can number; lower rollout to at most {MAX_STEPS // num_envs} or num_envs to at most "
-            f"{MAX_STEPS // schedule.rollout}"
+            f"a rollout of {schedule.rollout} steps in {num_envs * shards} environments has more than "
+            f"{MAX_STEPS * shards} steps, which 32 bits can number; lower rollout to at most "
+            f"{MAX_STEPS // num_envs} or num_envs to at most {MAX_STEPS // schedule.rollout * shards}"
         )
-    check_minibatches(schedule.num_items, schedule.minibatches, "steps" if agent.memory is None else "environments")
+    what = "steps" if agent.memory is None else "environments"
+    check_minibatches(schedule.num_items, schedule.minibatches, what, shards)
     return schedule
 
 
@@ -225,14 +230,15 @@ def settings_of_schedule(schedule: MinibatchSchedule) -> dict[str, Any]:
     return {name: getattr(schedule, name) for name in ROLLOUT_SETTINGS}
 
 
-def check_minibatches(num_items: int, minibatches: int, what: str) -> None:
-    """Raise `SettingsError`, naming the nearest settings, unless `minibatches` divides `num_items`."""
+def check_minibatches(num_items: int, minibatches: int, what: str, shards: int) -> None:
+    """Raise `SettingsError`, naming the nearest settings, unless `minibatches` divides the `num_items` of a shard."""
     if num_items % minibatches == 0:
         return
     below = max(m for m in range(1, minibatches + 1) if num_items % m == 0)
     above = min((m for m in range(minibatches, num_items + 1) if num_items % m == 0), default=below)
+    among = f" among {shards} shards" if shards > 1 else ""
     raise SettingsError(
-        f"minibatches {minibatches} does not divide the {num_items} {what} of a rollout; "
+        f"minibatches {minibatches} does not divide the {num_items * shards} {what} of a rollout{among}; "
         f"the nearest that does is {' or '.join(map(str, sorted({below, above})))}"
     )
 
@@ -243,6 +249,12 @@ def _init(collector: Collector, demos: RolloutDemos | None, key: Key) -> OnPolic
     loop, _ = interaction.reset_envs(collector, agent, shard_key(env_key))
     demos_state = () if demos is None else demos.init()
     return OnPolicyState(stream, agent, loop.env, loop.processor, guard.init_health(), demos_state)
+
+
+def _set_hyperparams(collector: Collector, demos: RolloutDemos | None, state: OnPolicyState) -> OnPolicyState:
+    """Return `state` with hyperparameters and demonstrations of the settings."""
+    tuned: OnPolicyState = interaction.set_hyperparams(collector, state)
+    return tuned if demos is None else tuned._replace(demos=demos.init())
 
 
 # --- the training step ------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from jaxrl.errors import SettingsError, check_between, check_count, check_type, 
 from jaxrl.parsing import format_repr, format_settings, parse_float
 from jaxrl.registry import ALGORITHMS, algorithm_maker, config_class
 from jaxrl.strategies.base import Strategy, format_name
+from jaxrl.strategies.interaction import require_discounting
 from jaxrl.trees import PyTree, make_key
 from jaxrl.tuning import Override, override, trace_hyperparams, trace_initial
 from jaxrl.xla.options import prefers_one_program
@@ -202,9 +203,12 @@ def make_population(
     """Build a population of `seeds` members for each of the settings `combined`, whose strategies are `variants`.
 
     Raises:
-      SettingsError: values of a member's agent, each of which it may have, contradict each other.
+      SettingsError: values of a member, each of which it may have, contradict each other.
     """
     for swept, strategy in zip(combined, variants, strict=True):
+        # PBT may set a discount to any value of its range.
+        if strategy.info.bounds_returns and DISCOUNT in sweep:
+            require_discounting(_highest(sweep[DISCOUNT]))
         if any(name.startswith("agent.") for name in swept):
             _check_agent(strategy.info.settings or {})
     settings = {**settings_of_sweep(sweep, seeds, members, draw_seed), "layout": layout.name, "width": layout.width}
@@ -217,6 +221,10 @@ def make_population(
         for seed in range(seeds)
     ]
     return Population(tuple(made), settings, search, layout)
+
+
+def _highest(values: Sequence[Any] | Range) -> float:
+    return values.high if isinstance(values, Range) else max(float(value) for value in values)
 
 
 def settings_of_sweep(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> dict[str, Any]:

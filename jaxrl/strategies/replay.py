@@ -128,6 +128,11 @@ def set_goal_fn(buffer: Buffer, processor: Processor, name: str, goal: GoalFn | 
                 f"buffer.hindsight goes by goals and rewards as the environment has them; leave processor.{part} at "
                 f"{off}"
             )
+    if "reward" in processor.changes:
+        raise SettingsError(
+            "buffer.hindsight computes rewards as the environment has them, which this processor changes; leave them "
+            "as they are, and say so by the field changes of your Processor, as changes=('obs',)"
+        )
     return buffer.with_goal_fn(goal, name)
 
 

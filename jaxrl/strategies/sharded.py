@@ -45,7 +45,8 @@ def sharded(one: Strategy, count: int, fields: Sequence[str]) -> Strategy:
         policy=one.policy and _policy(parts, one.policy),
         # The host sees no halves of a sharded step, and a buffer cannot be refilled shard by shard.
         state_fns=on_state._replace(
-            set_hyperparams=on_state.set_hyperparams and partial(_set_hyperparams, parts, on_state.set_hyperparams),
+            set_hyperparams=on_state.set_hyperparams and partial(_apply, parts, on_state.set_hyperparams),
+            warm_up=on_state.warm_up and partial(_apply, parts, on_state.warm_up),
             refill=None,
             capacity=on_state.capacity and on_state.capacity * count,
         ),
@@ -79,9 +80,11 @@ def _step(parts: _Parts, state: PyTree, key: Key, t: Array) -> tuple[PyTree, Met
     return state, metrics
 
 
-def _set_hyperparams(parts: _Parts, function: Callable[[PyTree], PyTree], state: PyTree) -> PyTree:
+def _apply(parts: _Parts, function: Callable[..., PyTree], state: PyTree, *keys: Key) -> PyTree:
+    """Apply `function`, `(state, *keys) -> state`, in all shards; keys are the same for all."""
+    each = (_by_shard(parts, state), *[False] * len(keys))
     return _broadcast_fields(
-        parts, *run_shards(function, parts.shards, (state,), (_by_shard(parts, state),), partial(_by_shard, parts))
+        parts, *run_shards(function, parts.shards, (state, *keys), each, partial(_by_shard, parts))
     )
 
 

@@ -142,12 +142,15 @@ def episode_rows(counters: dict[str, int], evaluation: Evaluation) -> Iterator[d
         yield {**counters, "episode": episode, **dict(zip(columns, row, strict=True))}
 
 
-OWN_COLUMNS = frozenset(
-    (
-        *("reward", "reward_std", "reward_min", "reward_max", "length"),  # `eval_NAME` in the row of an evaluation
-        *("return", "finished", "episode", "opt_steps", "env_steps", "member"),  # in those of its episodes
-    )
-)
+def _own_columns() -> frozenset[str]:
+    one = Evaluation(np.zeros(1), np.ones(1, np.int64), np.ones(1, bool))
+    in_evaluations = eval_columns(one, 0.0, None, False)
+    in_episodes = next(episode_rows({"opt_steps": 0, "env_steps": 0, "member": 0}, one))
+    # `NAME` is written as `eval_NAME` to the row of an evaluation, and as it is to those of its episodes.
+    return frozenset(in_episodes) | {name.removeprefix("eval_") for name in in_evaluations if name.startswith("eval_")}
+
+
+OWN_COLUMNS = _own_columns()
 """Names that the further columns of an evaluation cannot have."""
 
 

@@ -392,8 +392,9 @@ class Run:
         """Return a fresh state with the initial weights, and its sums."""
         if not self._weights.leaves:  # a run that goes on has not read them
             self._weights = self._initial_weights()
-        made: Saved = self._weights.after(self._compiled.init)(make_key(self.config.seed))
-        return made
+        key = make_key(self.config.seed)
+        made: Saved = self._weights.after(self._compiled.init)(key)
+        return program.warm_up_anew(self.strategy, made, key) if self._weights.leaves else made
 
     @contextmanager
     def _opened(self) -> Iterator[Storage]:
@@ -607,7 +608,7 @@ class Run:
             elif order == "init":
                 state, sums = compiled.init(key)
             elif order == "weights":
-                state, sums = insert_leaves(Saved(state, sums), *given)
+                state, sums = program.warm_up_anew(strategy, insert_leaves(Saved(state, sums), *given), key)
             elif order == "place":
                 state, sums = devices.distribute(strategy, *compiled.like)
             elif order == "load":

@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -379,11 +380,21 @@ def _begin(strategy: Strategy, key: Array) -> PyTree:
 
 
 def _init(strategy: Strategy, key: Array, values: Mapping[str, Array] | None = None) -> tuple[PyTree, Sums]:
-    old = _trace_begin(strategy)[1] if values else {}
-    # The hyperparameters are arguments of this program: arrays replace the numbers in the strategy.
-    with override({name: Override(old[name], value) for name, value in (values or {}).items()}):
+    with _set_values(strategy, values or {}):
         state = _begin(strategy, key)
     return state, zero_sums(len(metric_shapes(strategy, state)))
+
+
+def _warm_up(strategy: Strategy, state: PyTree, key: Array, values: Mapping[str, Array]) -> tuple[PyTree, tuple[()]]:
+    assert strategy.state_fns.warm_up is not None
+    with _set_values(strategy, values):
+        return strategy.state_fns.warm_up(state, key), ()  # `over_devices` wraps functions with two results
+
+
+def _set_values(strategy: Strategy, values: Mapping[str, Array]) -> AbstractContextManager[None]:
+    """Replace hyperparameters in the strategy by arrays, which are arguments of the program that is traced."""
+    old = _trace_begin(strategy)[1] if values else {}
+    return override({name: Override(old[name], value) for name, value in values.items()})
 
 
 def jit_init(strategy: Strategy) -> Any:
@@ -392,6 +403,25 @@ def jit_init(strategy: Strategy) -> Any:
     # Sharded: the options for fast compilation make XLA compute a sum in two places, with different rounding.
     options = once_options() if strategy.placement.shards == 1 else spread_options(graph_options())
     return cached(strategy, "jit_init", lambda: jax.jit(init, compiler_options=options))
+
+
+def jit_warm_up(strategy: Strategy) -> Any:
+    """Return the program `(state, key, values of hyperparameters) -> (state, ())` of `StateFns.warm_up`, compiled when
+    first called; the state is donated."""
+    program = devices.over_devices(strategy, partial(_warm_up, strategy), state_shapes(strategy)[0])
+    options = once_options() if strategy.placement.shards == 1 else spread_options(graph_options())
+    return cached(strategy, "jit_warm_up", lambda: jax.jit(program, donate_argnums=0, compiler_options=options))
+
+
+def warm_up_anew(strategy: Strategy, saved: Saved, key: Array) -> Saved:
+    """Return a fresh state with initial weights after a warm-up that they have acted, if it depends on them; donated.
+
+    Of several processes, all call it.
+    """
+    if strategy.state_fns.warm_up is None:
+        return saved
+    with processes.reported():
+        return saved._replace(state=jit_warm_up(strategy)(saved.state, key, values_of(strategy))[0])
 
 
 def jit_run(strategy: Strategy, with_episodes: bool = False) -> Any:

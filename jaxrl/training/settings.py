@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from jaxrl.agents.fields import SequenceConfig
+from jaxrl.envs.host import PREFIX
+from jaxrl.envs.registry import registered_envs
 from jaxrl.errors import SettingsError, check_between, check_count, suggest
 from jaxrl.parsing import as_int
 from jaxrl.paths import local
-from jaxrl.registry import ALGORITHMS, RECORDERS, import_name
+from jaxrl.registry import ALGORITHMS, RECORDERS, import_name, split_suite
 from jaxrl.strategies.base import Strategy
+from jaxrl.strategies.host_actors import ActorsConfig
 from jaxrl.training.mesh import as_text, read_mesh
 from jaxrl.training.schedule import Schedule, round_to_iterations
 
@@ -439,12 +442,21 @@ YARDSTICK = frozenset({"env", "env_args", "eval_env", "eval_env_args", "eval_act
 """Settings that decide what a score means: those under others cannot be compared."""
 
 
+READ_WITH = {
+    "agent.drop_quantiles": "agent.quantiles",
+    "agent.munchausen_temperature": "agent.munchausen",
+    **{f"buffer.{name}": "buffer.prioritised" for name in ("alpha", "beta", "beta_steps", "normalise", "epsilon")},
+}
+"""Settings that only another one reads, if it is on."""
+OF_ACTORS = frozenset(ActorsConfig.__dataclass_fields__) - {"actors"}
+
+
 def unread(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the settings that nothing reads under `settings`.
 
-    They are those of a distribution of returns without one, those of sequences without a recurrent core, and `send` of
-    actors with rollouts, of which each is a block. What an algorithm of the user's own reads is not known, so none of
-    its settings are among them.
+    They are those of a distribution of returns without one, those of sequences without a recurrent core, those of
+    actors without any, `send` of actors with rollouts, of which each is a block, `demo_share` without demonstrations,
+    and `READ_WITH`. What an algorithm of the user's own reads is not known, so none of its settings are among them.
     """
     agent, row = settings.get("agent"), ALGORITHMS.get(str(settings.get("algo")))
     built_in = row is not None and row.make is None
@@ -456,8 +468,26 @@ def unread(settings: Mapping[str, Any]) -> frozenset[str]:
         of_returns += ("atoms",) if known["values"] == "expected" else ()
     elif known.get("atoms") == 0:
         of_returns = ("v_min", "v_max", "critic_loss")
-    of_replay = ("send",) if "rollout" in settings else ()
-    return frozenset((*of_replay, *(f"agent.{name}" for name in (*of_returns, *of_core) if name != "core")))
+    parts = {"agent": known, "buffer": settings.get("buffer")}
+    off = {name for name, switch in READ_WITH.items() if not _lookup(parts, switch, True)}
+    if "rollout" in settings:
+        off.add("send")
+    if not settings.get("demos") and "demos" not in settings.get("custom", ()):
+        off.add("demo_share")
+    if settings.get("actors", 1) is None and _is_stepped_on_device(str(settings.get("env"))):
+        off |= OF_ACTORS
+    return frozenset((*off, *(f"agent.{name}" for name in (*of_returns, *of_core) if name != "core")))
+
+
+def _lookup(parts: Mapping[str, Any], name: str, missing: Any) -> Any:
+    part, _, field = name.partition(".")
+    return parts[part].get(field, missing) if isinstance(parts[part], Mapping) else missing
+
+
+def _is_stepped_on_device(env: str) -> bool:
+    """Return whether compiled programs step the environment `env` where `actors` is unset, as far as its name tells."""
+    suite, _ = split_suite(env)
+    return not env.startswith(PREFIX) if suite else ":" not in env and env not in registered_envs()
 
 
 class Change(NamedTuple):

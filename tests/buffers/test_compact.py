@@ -224,6 +224,18 @@ def test_what_is_no_stack_is_not_learnt_from() -> None:
     np.testing.assert_array_equal(look(ring).obs[2:5], jnp.concatenate([obs(t) for t in (2, 3, 4)]))
 
 
+def test_the_program_of_a_push_of_frames_is_as_long_for_many_steps_as_for_a_few() -> None:
+    buffer = uniform(480, 1, compact=True, frames=3)
+
+    def length(steps: int) -> int:
+        rows = jnp.zeros(2 * steps)
+        items = Transition(jnp.zeros((2 * steps, 3)), rows, rows, rows, jnp.zeros((2 * steps, 3)), (), rows)
+        state = jax.eval_shape(lambda: buffer.init(one_of(items), 2 * steps, 2, 2))
+        return len(jax.make_jaxpr(buffer.push)(state, items, jnp.uint32(0)).eqns)
+
+    assert length(6) == length(24)
+
+
 def test_frames_that_cannot_be_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"buffer.frames is for compact buffers; set buffer.compact as well"):
         uniform(8, 1, frames=2)

@@ -16,6 +16,7 @@ from benchmarks.goals import bit_flipping
 from jaxrl.buffers import Buffer
 from jaxrl.buffers.hindsight import count_later_steps, hindsight
 from jaxrl.errors import SettingsError
+from jaxrl.processors import map_reward
 from jaxrl.types import RecurrentObs, Transition
 
 KEY = jax.random.key(0)
@@ -113,6 +114,17 @@ def test_it_ends_with_the_newest_step_and_goes_around_the_end_of_the_ring() -> N
 def sample(state: Any, index: Any, later: float, goal: Any = pays) -> Transition:
     """Return what becomes of the rows `index`, for given draws."""
     return _sampler(len(index), goal)(state, jnp.asarray(index, jnp.uint32), jnp.full(len(index), later, jnp.float32))
+
+
+def test_the_program_of_a_push_is_as_long_for_many_steps_as_for_a_few() -> None:
+    buffer = made(jaxrl.uniform(480, batch_size=24))
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), block(0))
+
+    def length(steps: int) -> int:
+        state = jax.eval_shape(lambda: buffer.init(example, 2 * steps, 2, 2))
+        return len(jax.make_jaxpr(buffer.push)(state, block(0, steps), jnp.uint32(0)).eqns)
+
+    assert length(2) == length(24)
 
 
 @cache
@@ -267,6 +279,10 @@ REFUSED = {
         lambda: strategy_of(processor=jaxrl.chain(jaxrl.reward_scale(2.0), jaxrl.one_step())),
         r"leave processor\.reward_scale at 1\.0",
     ),
+    "other rewards of one's own": (
+        lambda: strategy_of(processor=jaxrl.chain(map_reward(jnp.tanh), jaxrl.one_step())),
+        "rewards as the environment has them, which this processor changes",
+    ),
     "sequences": (lambda: strategy_of(agent=jaxrl.dqn(core="gru")), "which this buffer cannot sample"),
     "a share that is none": (lambda: jaxrl.hindsight(jaxrl.uniform(9, 3), 1.5), r"buffer\.hindsight is 1\.5"),
     "twice": (
@@ -282,6 +298,13 @@ def test_what_cannot_work_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(SettingsError, match=said) as refused:
         make()
     assert "\n" not in str(refused.value)
+
+
+def test_a_processor_of_ones_own_that_leaves_rewards_as_they_are_says_so() -> None:
+    processor = jaxrl.one_step()._replace(settings=None)
+    assert strategy_of(processor=processor).policy is not None
+    with pytest.raises(SettingsError, match="leave them as they are, and say so by the field changes"):
+        strategy_of(processor=processor._replace(changes=("obs", "reward")))
 
 
 def test_wrappers_that_change_what_a_step_pays_or_shows_forget_the_goal() -> None:

@@ -323,12 +323,26 @@ def test_a_command_calls_itself_as_it_was_called(begin: list[str], called: str, 
         (["dqn", "--agent.n-step", "3"], "agent.n_step"),
         (["dqn", "--agent.v-max=3", "--agent.atoms", "7"], "agent.atoms, agent.v_max"),
         (["sac", "--agent.v-min", "-1", "--agent.critic-loss", "hl_gauss"], "agent.critic_loss, agent.v_min"),
+        (["sac", "--env", "Pendulum-v1", "--agent.drop-quantiles", "3"], "agent.drop_quantiles"),
+        (["dqn", "--agent.munchausen-temperature", "0.1"], "agent.munchausen_temperature"),
+        (["dqn", "--buffer.alpha", "0.5", "--buffer.beta=1"], "buffer.alpha, buffer.beta"),
+        (["dqn", "--demo-share", "0.25"], "demo_share"),
+        (["dqn", "--send", "2", "--max-lag", "0", "--actor-engine", "threads"], "actor_engine, max_lag, send"),
     ],
 )
 def test_a_flag_that_nothing_reads_is_noted(args: list[str], names: str) -> None:
     note = parse(args).notes[-1]
     assert note.startswith(f"nothing reads {names} under these settings")
     assert ("processor.n_step" in note) == ("n_step" in names)
-    used = {"n_step": ["--agent.core", "gru"], "atoms": ["--agent.values", "c51"], "v_min": ["--agent.atoms", "11"]}
+    used = {
+        "n_step": ["--agent.core", "gru"],
+        "atoms": ["--agent.values", "c51"],
+        "v_min": ["--agent.atoms", "11"],
+        "drop_quantiles": ["--agent.quantiles", "25"],
+        "munchausen": ["--agent.munchausen", "0.9"],
+        "alpha": ["--buffer.prioritised"],
+        "demo_share": ["--demos", "shown.npz"],
+        "send": ["--env", "gymnasium:CartPole-v1"],
+    }
     own = next(flags for name, flags in used.items() if name in names)
     assert not [note for note in parse([*args, *own]).notes if note.startswith("nothing reads")]

@@ -179,7 +179,10 @@ def test_one_line_says_that_a_pool_was_chosen() -> None:
         ("pool:", "expected fresh, pool, pool:K"),
         ("fresh:3", "expected fresh, pool, pool:K"),
         ("pool:x", "expected fresh, pool, pool:K"),
-        ("pool:4", "expected more than num_envs 4, since all episodes may end at once, as in pool:8"),
+        (
+            "pool:4",
+            "expected more than the 4 environments that it serves, since all episodes may end at once, as in pool:8",
+        ),
         ("optimistic:0", "the number that shares a reset is 0"),
         ("optimistic:5", "the number that shares a reset is 5"),
     ],

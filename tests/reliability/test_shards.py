@@ -85,10 +85,17 @@ def test_the_program_of_any_platform_can_be_made(name: str, platform: str, monke
     assert jax.tree.map(lambda x: (x.shape, x.dtype), new) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
 
 
-def dqn(**settings: object) -> jaxrl.Strategy:
+def dqn(agent: dict[str, object] | None = None, **settings: object) -> jaxrl.Strategy:
     buffer = jaxrl.uniform(64, batch_size=8)
     how = {"num_envs": 8, "opt_interval": 8, "warmup": 16, **settings}
-    return jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), jaxrl.dqn(features=(4,)), buffer=buffer, **how)  # type: ignore[arg-type]
+    made = jaxrl.dqn(features=(4,), **(agent or {}))  # type: ignore[arg-type]
+    return jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), made, buffer=buffer, **how)  # type: ignore[arg-type]
+
+
+def ppo(minibatches: int, core: str = "none") -> jaxrl.Strategy:
+    """Make rollouts of 128 steps in 4 environments, in two shards."""
+    agent, sizes = jaxrl.ppo(core=core), {"num_envs": 4, "rollout": 32, "minibatches": minibatches, "shards": 2}
+    return jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), agent, **sizes)
 
 
 def members(mesh: object = None, layout: str = "spread", **settings: object) -> jaxrl.PopulationTrainer:
@@ -101,6 +108,22 @@ def members(mesh: object = None, layout: str = "spread", **settings: object) -> 
         (lambda: dqn(shards=3), "num_envs 8 does not divide into 3 shards; set it to 6 or 9"),
         (lambda: dqn(shards=16, num_envs=16, opt_interval=16), "batch_size 8 does not divide into 16 shards; set it"),
         (lambda: dqn(shards=0), "shards"),
+        (
+            lambda: ppo(minibatches=3),
+            "minibatches 3 does not divide the 128 steps of a rollout among 2 shards; the nearest that does is 2 or 4",
+        ),
+        (
+            lambda: ppo(minibatches=4, core="gru"),
+            "minibatches 4 does not divide the 4 environments of a rollout among 2",
+        ),
+        (
+            lambda: dqn({"core": "gru"}, shards=2),
+            "buffer.capacity is 64, too few for a sequence of .* steps of each of 8 environments",
+        ),
+        (
+            lambda: jaxrl.Trainer(dqn({"accumulate": 3}, shards=2), max_opts=1, quiet=True).train(),
+            "agent.accumulate is 3 and does not divide the batch size 8 among 2 shards",
+        ),
         (lambda: dqn(shards=2, actors=jaxrl.ActorsConfig(actors=1)), "shards divide environments written in JAX"),
         (lambda: jaxrl.Trainer(dqn(shards=8), devices=8), "devices is 8, but JAX has 1 here; set devices to 1"),
         (lambda: jaxrl.Trainer(dqn(), devices=0), "devices"),

@@ -92,6 +92,14 @@ def test_the_share_is_that_of_the_whole_batch(share: float, batch: int) -> None:
     assert note.startswith(f"{batch - 16} of {batch} transitions in a batch are from 108 transitions in 9 episodes")
 
 
+def test_shards_do_not_change_the_share() -> None:
+    with pytest.raises(SettingsError, match=r"5 demonstrations .* of 16: .* 4 shards; set it to 0\.2 or 0\.333333"):
+        opening(shown(9), demo_share=0.25, shards=4)
+    for share, count in ((0.2, 4), (0.333333, 8)):
+        (note,) = [x for x in opening(shown(9), demo_share=share, shards=4).info.notes if "transitions in a batch" in x]
+        assert note.startswith(f"{count} of {16 + count} transitions in a batch")
+
+
 @pytest.mark.slow
 def test_a_lock_that_chance_does_not_open_is_opened_by_those_who_were_shown() -> None:
     found = {}

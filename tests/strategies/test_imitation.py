@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from toys_agents import CONTINUOUS, DISCRETE, KEY, draw_transitions
 from toys_beside import COMMAND, MANY, MASKED, QUIET, SMALL, fresh, leaves_of, log_softmax, same
+from toys_bits import same_bits
 from toys_masks import minefield
 
 import jaxrl
@@ -291,6 +292,16 @@ def test_a_run_goes_on_to_the_same_bits_beside_a_teacher_that_remembers_and_not_
     again = teacher.at(jax.tree.map(jnp.copy, teacher.params))
     moved = known_as(load(file.rename(tmp_path / "moved.npz"), again))
     assert state_digest(jaxrl.Trainer(moved, max_opts=8, resume=run, **QUIET).train().state) == state_digest(whole)
+
+
+def test_a_run_goes_on_with_other_demonstrations_where_that_is_allowed(tmp_path: Path) -> None:
+    spec, shown = locks.lock(LENGTH).spec, locks.shown(LENGTH, 3)
+    jaxrl.save_dataset(tmp_path / "shown.npz", shown)
+    jaxrl.save_dataset(tmp_path / "other.npz", shown._replace(action=1 - shown.action))
+    first, other = (imitating(jaxrl.load_dataset(tmp_path / f"{x}.npz", spec=spec)) for x in ("shown", "other"))
+    jaxrl.Trainer(first, max_opts=4, run_dir=str(tmp_path / "run"), **QUIET).train()
+    state = jaxrl.Trainer(other, max_opts=8, resume=str(tmp_path / "run"), allow_changes=True, **QUIET).train().state
+    assert same_bits(state.demos, other.init(jax.random.key(0)).demos)
 
 
 @pytest.fixture(scope="module")

@@ -503,3 +503,22 @@ def test_a_broken_step_cuts_the_episode_and_leaves_rows_of_weight_zero(part, n):
     np.testing.assert_array_equal(held.next_obs[good, 0], place[good] + n)
     np.testing.assert_array_equal(held.reward[good], np.full(good.sum(), 1 + (0.75 if n == 3 else 0)))
     assert np.asarray(state.buffer.items.weight)[pushes:].sum() == 0
+
+
+def test_means_over_steps_are_those_of_all_shards_also_where_one_has_no_step_to_learn_from():
+    """Of two agents one dies at once, and all observations are the same, as is then what a step contributes."""
+    spec = EnvSpec("two", Box(-1.0, 1.0, (2,)), Discrete(2), time_limit=20)
+    obs = jnp.full((2, 2), 0.5)
+    step = lambda state, action, key: (state, TimeStep(obs, jnp.ones(2), jnp.array([False, True])))
+    env = Env(spec, lambda key: (jnp.int32(0), obs), step, agents=2)
+    strategy = off_policy(
+        env, dqn(features=(4,), lr=1e-9), buffer=uniform(400, 2), num_envs=4, opt_interval=4, warmup=200, shards=2
+    )
+    state, step, found = jax.jit(strategy.init)(KEY), jax.jit(strategy.step), []
+    for t in range(10):
+        state, metrics = step(state, jax.random.fold_in(KEY, t), jnp.uint32(t))
+        found.append(metrics["q"])
+    learnt = [q for q in found if q.sum != 0]  # a batch of two may have no step either
+    assert learnt
+    for q in learnt:
+        np.testing.assert_allclose([q.sum / q.count, q.min, q.max], learnt[0].max, rtol=1e-3)

@@ -282,6 +282,26 @@ def test_what_cannot_be_learnt_from_is_refused_in_one_line(case: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+BY_HAND: dict[str, tuple[dict[str, Any], str]] = {
+    "an action that is none": ({"action": np.full(walk().rows, 2, np.int32)}, "action of step 0 is outside Discrete"),
+    "one number too few": ({"reward": walk().reward[1:]}, "obs has shape"),
+    "no number": ({"reward": walk().reward * np.nan}, "reward of step 0 is not finite"),
+    "other observations": ({"obs": walk().obs[::-1]}, "obs of step 1 is not next_obs of step 0"),
+    "no end": (
+        dict.fromkeys(("terminated", "truncated"), np.zeros(walk().rows, bool)),
+        "has no end of an episode",
+    ),
+    "no spec": ({"spec": "Walk"}, "spec is str; expected an EnvSpec"),
+}
+
+
+@pytest.mark.parametrize("case", BY_HAND)
+def test_data_made_by_hand_are_checked_like_those_of_a_file(case: str) -> None:
+    change, said = BY_HAND[case]
+    with pytest.raises(SettingsError, match=f"^data.*{said}"):
+        jaxrl.offline(walk()._replace(**change), jaxrl.bc(), batch_size=4)
+
+
 def test_any_agent_that_learns_from_replay_learns_from_data() -> None:
     strategy = jaxrl.offline(walk(), jaxrl.dqn(features=(4,), cql=1.0), batch_size=4)
     assert strategy.info.settings["custom"] == ["training", "data"]

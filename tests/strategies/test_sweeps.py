@@ -1,6 +1,7 @@
 """What the members of a population are, before anything trains."""
 
 import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -106,6 +107,16 @@ def test_values_are_read_as_people_write_them() -> None:
 def test_what_cannot_be_a_population_is_refused_in_one_line(settings: dict, said: str) -> None:
     with pytest.raises(jaxrl.SettingsError, match=said):
         jaxrl.population(small_dqn(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("discounts", "members"), [([0.9, 1.0], None), ([0.9, 1 - 1e-9], None), (jaxrl.between(0.9, 1.0), 2)]
+)
+def test_discounts_from_which_no_support_can_be_derived_are_refused(discounts: Any, members: int | None) -> None:
+    agent = jaxrl.dqn(features=(8,), atoms=5, values="c51")
+    strategy = jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), agent, num_envs=2, opt_interval=2, warmup=8)
+    with pytest.raises(jaxrl.SettingsError, match=r"processor.discount is 1, under which rewards do not tell"):
+        jaxrl.population(strategy, sweep={"processor.discount": discounts}, members=members)
 
 
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (1.0, 1.0), (2.0, 1.0), (1e-3, math.inf), (math.nan, 1.0)])

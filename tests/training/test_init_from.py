@@ -104,6 +104,19 @@ def test_statistics_go_from_one_shard_to_several_and_back(tmp_path: Path) -> Non
     assert equal(one, [x[0] for x in wanted])
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_warm_up_is_acted_by_the_networks_that_the_run_begins_with(shards: int) -> None:
+    ring = jaxrl.uniform(400, batch_size=128)
+    agent = jaxrl.dqn(features=(16,), epsilon_start=0.0, epsilon_end=0.0)
+    sizes = {"num_envs": 4, "opt_interval": 4, "warmup": 200, "random_warmup": False, "shards": shards}
+    made = jaxrl.off_policy(jaxrl.make_env("CartPole-v1"), agent, buffer=ring, **sizes)
+    always_right = {"bias": np.array([0, 1e3], np.float32)}
+    state = begun(made, init_from=always_right, init_parts=["params/params/Dense_0/bias=bias"])
+    first = jax.tree.map(lambda x: jnp.asarray(x[0] if shards > 1 else x), state.buffer)
+    batch = ring.shard(shards).sample(first, jax.random.key(0), jnp.uint32(50), jnp.uint32(0))
+    assert (np.asarray(batch.items.action) == 1).all()
+
+
 @pytest.mark.slow
 def test_what_was_learnt_from_data_goes_on_online(tmp_path: Path) -> None:
     env = jaxrl.make_env("CartPole-v1")

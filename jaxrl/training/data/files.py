@@ -1,7 +1,6 @@
 """Data sets on disk: atomic writing, and reading with full validation before training."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +8,17 @@ import jax
 import numpy as np
 
 from jaxrl import spaces
-from jaxrl.buffers.dataset import Dataset, require_dataset
+from jaxrl.buffers.dataset import SYNONYMS, Dataset, arrays_of, require_dataset, validate
 from jaxrl.envs.host import PREFIX
 from jaxrl.errors import DISK_ERRORS, SettingsError, StorageError, error_text, require_extra
 from jaxrl.paths import local, reason_of_path
-from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
+from jaxrl.spaces import EnvSpec
 from jaxrl.training.storage.leaves import digest
 from jaxrl.training.storage.run_dir import new_file
 from jaxrl.training.storage.weights import check_size
 from jaxrl.trees import PyTree, named_leaves
 
-SYNONYMS = {
-    "observations": "obs",
-    "actions": "action",
-    "rewards": "reward",
-    "next_observations": "next_obs",
-    "terminals": "terminated",
-    "timeouts": "truncated",
-}
-"""Names of entries in D4RL (Fu et al. 2020, https://arxiv.org/abs/2004.07219)."""
 MINARI = "minari:"
-CHUNK = 1 << 22
-"""Bytes of the rows that are compared at a time."""
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -57,16 +45,7 @@ def save_dataset(path: str | Path, data: Dataset) -> None:
 
 
 def _entries(data: Dataset) -> dict[str, np.ndarray]:
-    return {**_arrays(data), "spec": np.array(json.dumps(spaces.spec_to_plain(data.spec)))}
-
-
-def _arrays(data: Dataset) -> dict[str, np.ndarray]:
-    """Return the arrays of `data` by flat name."""
-    trees = data._asdict()
-    del trees["spec"], trees["settings"]
-    # One field after the other: in a dict of all, which JAX sorts, they would have another digest.
-    named = [named_leaves({name: tree}) for name, tree in trees.items()]
-    return {path: np.asarray(leaf) for leaves in named for path, leaf in leaves.items()}
+    return {**arrays_of(data), "spec": np.array(json.dumps(spaces.spec_to_plain(data.spec)))}
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -96,7 +75,7 @@ def load_dataset(*files: str | Path, spec: EnvSpec | None = None, sha256: str | 
             )
     arrays = jax.tree.map(lambda *x: np.concatenate(x), *(part[1:-1] for part in parts))
     data = Dataset(parts[0].spec, *arrays)
-    found = digest(_arrays(data))
+    found = digest(arrays_of(data))
     if sha256 and found != sha256:
         raise SettingsError(
             f"{', '.join(names)} is not what the run was trained on (sha256 {found[:12]}..., expected "
@@ -214,127 +193,3 @@ def _episode(episode: Any) -> dict[str, PyTree]:
         "terminated": ends[0],
         "truncated": (ends[1] | last) & ~ends[0],
     }
-
-
-# --- checking ---------------------------------------------------------------------------------------------------
-
-
-def validate(file: str, entries: Mapping[str, np.ndarray], spec: EnvSpec) -> Dataset:
-    """Validate `entries` and return them as a data set; raise `SettingsError` for the first problem."""
-    rows = _rows(file, entries)
-    obs, next_obs = (_read_entry(file, entries, name, spec.observation_space, rows) for name in ("obs", "next_obs"))
-    action = _read_entry(file, entries, "action", spec.action_space, rows)
-    reward = _numbers(file, entries, "reward", rows)
-    terminated, truncated = _ends(file, entries, rows)
-    data = Dataset(spec, obs, action, reward, next_obs, terminated, truncated)
-    _check_order(file, data)
-    return data
-
-
-def _rows(file: str, entries: Mapping[str, np.ndarray]) -> int:
-    if "reward" not in entries:
-        raise SettingsError(f"{file} has no reward (or rewards); it has {', '.join(sorted(entries)) or 'nothing'}")
-    rows = entries["reward"].shape[0] if entries["reward"].ndim else 0
-    if rows == 0:
-        raise SettingsError(f"{file} holds no steps; gather some first")
-    return rows
-
-
-def _numbers(file: str, entries: Mapping[str, np.ndarray], name: str, rows: int) -> np.ndarray:
-    """Return an entry with one finite number per step, float32 `[R]`."""
-    return _leaf(file, entries, name, Box(-np.inf, np.inf, ()), rows)
-
-
-def _read_entry(file: str, entries: Mapping[str, np.ndarray], name: str, space: Space, rows: int) -> PyTree:
-    """Return the entry `name` as a tree with the structure of `space`."""
-    leaves = named_leaves({name: space}, spaces.is_leaf)
-    odd = {key for key in entries if key.split("/")[0] == name} - set(leaves)
-    if odd:
-        raise SettingsError(f"{file} has {min(odd)}, but {name} is {' and '.join(leaves)} in that environment")
-    found = [_leaf(file, entries, key, leaf, rows) for key, leaf in leaves.items()]
-    return jax.tree.unflatten(jax.tree.structure(space, is_leaf=spaces.is_leaf), found)
-
-
-def _leaf(file: str, entries: Mapping[str, np.ndarray], name: str, space: Any, rows: int) -> np.ndarray:
-    """Return an array `[R, *shape]` of elements of `space`."""
-    if name not in entries:
-        old = {new: old for old, new in SYNONYMS.items()}.get(name)
-        raise SettingsError(f"{file} has no {name}{f' (or {old})' if old else ''}; add it, one row a step")
-    array, dtype = entries[name], np.dtype(space.dtype)
-    if array.shape == (rows, 1) and space.shape == ():
-        array = array[:, 0]
-    if array.shape != (rows, *space.shape):
-        raise SettingsError(f"{file}: {name} has shape {list(array.shape)}; expected {[rows, *space.shape]}")
-    kinds = "fiub" if np.issubdtype(dtype, np.floating) else "iub"
-    if array.dtype.kind not in kinds:
-        raise SettingsError(f"{file}: {name} has dtype {array.dtype}; expected {dtype}")
-    # Check bounds before the cast, which could wrap values around into them.
-    low, high = _bounds(space, name)
-    with np.errstate(over="ignore"):
-        held = np.ascontiguousarray(array, dtype if dtype.kind == "f" else None)
-    if held.dtype.kind == "f":
-        _refuse(file, name, ~np.isfinite(held), f"is not finite as {held.dtype}")
-    _refuse(file, name, (array < low) | (array > high), f"is outside {space}")
-    return np.ascontiguousarray(held, dtype)
-
-
-def _bounds(space: Any, name: str) -> tuple[Any, Any]:
-    """Return the lowest and highest values accepted; bounds of continuous actions have some slack for rounding."""
-    if isinstance(space, Discrete | MultiDiscrete):
-        start = np.asarray(space.start)[None]
-        return start, start + np.asarray(space.n)[None] - 1
-    if np.issubdtype(space.dtype, np.floating):
-        low, high, bounded = spaces.box_bounds(space)
-        slack = np.where(bounded & (name.split("/")[0] == "action"), 1e-3 * (high - low), np.inf)
-        return (low - slack)[None], (high + slack)[None]
-    if np.dtype(space.dtype) == bool:
-        return 0, 1
-    return np.iinfo(space.dtype).min, np.iinfo(space.dtype).max
-
-
-def _refuse(file: str, name: str, bad: np.ndarray, what: str) -> None:
-    if bad.any():
-        row = int(np.argmax(bad.reshape(len(bad), -1).any(1)))
-        raise SettingsError(f"{file}: {name} of step {row} {what}; leave the step's episode out, or mend it")
-
-
-def _ends(file: str, entries: Mapping[str, np.ndarray], rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return `terminated` and `truncated`, bool `[R]`; the last step is truncated unless it is terminal."""
-    if "terminated" not in entries:
-        raise SettingsError(f"{file} has no terminated (or terminals); add it, true where an episode ended by itself")
-    terminated, truncated = (
-        _leaf(file, {"truncated": np.zeros(rows, bool), **entries}, name, Discrete(2), rows).astype(bool)
-        for name in ("terminated", "truncated")
-    )
-    if not (terminated | truncated).any():
-        raise SettingsError(
-            f"{file} has no end of an episode: terminated and truncated are all false; set truncated (or timeouts) "
-            "where one was cut, the last step at least"
-        )
-    truncated = truncated & ~terminated
-    truncated[-1] = not terminated[-1]
-    return terminated, truncated
-
-
-def _check_order(file: str, data: Dataset) -> None:
-    """Raise `SettingsError` if, inside an episode, an observation differs from `next_obs` of the step before."""
-    going_on = ~(data.terminated | data.truncated)[:-1]
-    for obs, next_obs in zip(jax.tree.leaves(data.obs), jax.tree.leaves(data.next_obs), strict=True):
-        # In parts: the difference of all rows, in float64, would take many times the memory of images.
-        rows = max(1, CHUNK // max(1, obs[:1].nbytes))
-        for first in range(0, len(going_on), rows):
-            part = slice(first, first + rows)
-            apart = _differs(obs[1:][part], next_obs[:-1][part]) & going_on[part]
-            if apart.any():
-                row = first + int(np.argmax(apart))
-                raise SettingsError(
-                    f"{file}: obs of step {row + 1} is not next_obs of step {row}, though its episode goes on; "
-                    "order the steps by episode and time, or mark where episodes end (truncated)"
-                )
-
-
-def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return for each row `[R]` of two arrays whether they differ, floating-point numbers by more than rounding."""
-    a, b = (x.reshape(len(x), -1) for x in (a, b))
-    same = a == b if a.dtype.kind in "iub" else np.isclose(a, b, rtol=1e-3, atol=1e-3)
-    return ~same.all(1)
