@@ -33,7 +33,8 @@ from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, join_names, matching_p
 from jaxrl.strategies.population import replace_settings
 from jaxrl.strategies.search import parse_search
 from jaxrl.training.settings import unread
-from jaxrl.training.storage.run_dir import read_settings, read_yaml, require_run
+from jaxrl.training.storage.files import read_yaml
+from jaxrl.training.storage.run_dir import read_settings, require_run
 
 
 class Request(NamedTuple):

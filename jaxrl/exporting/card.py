@@ -17,7 +17,7 @@ from jaxrl.registry import split_suite
 from jaxrl.training.data.files import MINARI
 from jaxrl.training.evaluator import EvaluationReport
 from jaxrl.training.policy import GreedyPolicy
-from jaxrl.training.storage.run_dir import plain
+from jaxrl.training.storage.files import plain
 from jaxrl.trees import named_leaves
 
 FILES = "data", "demos"

@@ -11,7 +11,7 @@ from jaxrl.exporting.function import Function, Part, describe, function_of, sign
 from jaxrl.paths import writing
 from jaxrl.reports.exports import require_outside
 from jaxrl.training.policy import GreedyPolicy
-from jaxrl.training.storage.run_dir import new_directory
+from jaxrl.training.storage.files import new_directory
 
 MARK = "policy.json"
 """File in every export, by which its directory is recognised."""

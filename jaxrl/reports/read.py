@@ -13,6 +13,7 @@ from jaxrl.errors import SettingsError, one_line, safe_str
 from jaxrl.parsing import flatten_settings
 from jaxrl.paths import local
 from jaxrl.reports.rows import Log, Opened, better, read_episodes, read_log
+from jaxrl.training.storage.files import read_json
 from jaxrl.training.storage.logs import to_float
 from jaxrl.training.storage.members import POPULATION
 from jaxrl.training.storage.run_dir import (
@@ -24,7 +25,6 @@ from jaxrl.training.storage.run_dir import (
     log_of_members,
     member_dir,
     open_log,
-    read_json,
     read_members,
     read_metadata,
     read_settings,

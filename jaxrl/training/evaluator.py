@@ -20,7 +20,7 @@ from jaxrl.strategies.base import Policy, Strategy, fold
 from jaxrl.strategies.interaction import scalar_column
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.program import cached
-from jaxrl.training.storage.run_dir import plain
+from jaxrl.training.storage.files import plain
 from jaxrl.trees import Array, Key, PyTree, make_key, tree_bytes
 from jaxrl.types import Step
 from jaxrl.xla.contexts import options_of

@@ -18,8 +18,8 @@ from jaxrl.masks import PRIVILEGED, fill_privileged, has_entry
 from jaxrl.parsing import format_repr
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl.strategies.base import Policy
+from jaxrl.training.storage.files import plain
 from jaxrl.training.storage.leaves import state_digest
-from jaxrl.training.storage.run_dir import plain
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
 from jaxrl.xla.attempts import with_fallback

@@ -13,8 +13,8 @@ from jaxrl.envs.host import PREFIX
 from jaxrl.errors import DISK_ERRORS, SettingsError, StorageError, error_text, require_extra
 from jaxrl.paths import local, reason_of_path
 from jaxrl.spaces import EnvSpec
+from jaxrl.training.storage.files import new_file
 from jaxrl.training.storage.leaves import digest
-from jaxrl.training.storage.run_dir import new_file
 from jaxrl.training.storage.weights import check_size
 from jaxrl.trees import PyTree, named_leaves
 

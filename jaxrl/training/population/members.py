@@ -25,10 +25,11 @@ from jaxrl.training.schedule import Schedule
 from jaxrl.training.settings import TrainerConfig, extend
 from jaxrl.training.stops import EARLY, HALVED, LIMITS
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
+from jaxrl.training.storage.files import plain, read_yaml
 from jaxrl.training.storage.group import has_valid_save
 from jaxrl.training.storage.group_files import GroupFiles
 from jaxrl.training.storage.members import Membership, population_of
-from jaxrl.training.storage.run_dir import CONFIG, MEMBERS_FILE, plain, read_yaml
+from jaxrl.training.storage.run_dir import CONFIG, MEMBERS_FILE
 from jaxrl.training.trainer import Trainer
 
 EARLY_ENDS = (*EARLY, HALVED)

@@ -8,8 +8,9 @@ from typing import Any
 
 from jaxrl.errors import SettingsError
 from jaxrl.training.recorders.base import Recorder, Row, RunInfo
+from jaxrl.training.storage.files import plain
 from jaxrl.training.storage.logs import KINDS, LogFile, rows_of
-from jaxrl.training.storage.run_dir import CSV, plain
+from jaxrl.training.storage.run_dir import CSV
 
 
 class CSVRecorder(Recorder):

@@ -14,7 +14,7 @@ from typing import Any
 from jaxrl.errors import require_extra
 from jaxrl.training.recorders.base import Row, RunInfo, numbers_of
 from jaxrl.training.recorders.service import Service, ServiceRecorder, best_files, events_of, films, summary_of, videos
-from jaxrl.training.storage.run_dir import read_json, write_atomically
+from jaxrl.training.storage.files import read_json, write_atomically
 
 EXPERIMENT = "jaxrl"
 """The default experiment."""

@@ -13,17 +13,9 @@ from typing import Any
 from jaxrl.errors import SettingsError, describe_error, print_stderr
 from jaxrl.training.recorders.base import Histogram, Recorder, Row, RunInfo, Video
 from jaxrl.training.stops import BROKEN
+from jaxrl.training.storage.files import read_json, write_atomically
 from jaxrl.training.storage.logs import KINDS, rows_of
-from jaxrl.training.storage.run_dir import (
-    CONFIG,
-    METADATA,
-    METRICS,
-    VIDEOS,
-    films_in,
-    read_json,
-    read_metadata,
-    write_atomically,
-)
+from jaxrl.training.storage.run_dir import CONFIG, METADATA, METRICS, VIDEOS, films_in, read_metadata
 
 CAPACITY = 4_096
 """Maximum queued rows; any beyond it are read from the log at the end of the run."""

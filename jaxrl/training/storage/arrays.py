@@ -23,9 +23,9 @@ import numpy as np
 import jaxrl.training.processes as processes
 from jaxrl.errors import JaxrlError, StorageError, safe_str
 from jaxrl.hush import hushed
+from jaxrl.training.storage.files import sync_dir
 from jaxrl.training.storage.layout import LayoutError, require_layout
 from jaxrl.training.storage.leaves import checksum, flatten, nest, select_paths
-from jaxrl.training.storage.run_dir import sync_dir
 from jaxrl.trees import PyTree, tree_bytes
 
 ORBAX = threading.Lock()

@@ -29,7 +29,6 @@ import numpy as np
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.training.processes import is_spread, is_to_be_spread
 from jaxrl.training.program import as_saved
-from jaxrl.training.storage import run_dir
 from jaxrl.training.storage.arrays import (
     FAULTS,
     FILES,
@@ -43,6 +42,7 @@ from jaxrl.training.storage.arrays import (
     reason,
     write_all,
 )
+from jaxrl.training.storage.files import read_text, sync_dir, write_atomically
 from jaxrl.training.storage.layout import LayoutError, require_possible
 from jaxrl.training.storage.leaves import (
     checksum,
@@ -180,13 +180,13 @@ class Store:
             check_visible(unfinished, theirs)
             own = file_sums(unfinished, sync=True, of=lambda name: name not in theirs)  # `theirs` are not read again
             # The list comes last: it holds the checksums of all other files.
-            run_dir.write_atomically(unfinished / FILES, json.dumps({**theirs, **own}))
+            write_atomically(unfinished / FILES, json.dumps({**theirs, **own}))
             # An existing step of this number, such as a damaged one, is removed only once its replacement is complete.
             if path.exists():
                 self._remove(step)
             # The atomic rename commits the step; syncing the directory makes it survive a power failure.
             unfinished.rename(path)
-            run_dir.sync_dir(self.directory)
+            sync_dir(self.directory)
         except FAULTS as error:
             self._sweep()  # free the space of the partial step for the next save
             raise StorageError(f"checkpoint {path} could not be written: {reason(error)}") from error
@@ -376,7 +376,7 @@ class Store:
     def read_manifest(self, step: int) -> dict[str, Any]:
         """Read the manifest of `step`; raise `CheckpointError` if it is invalid or of another format or step."""
         try:
-            manifest = json.loads(run_dir.read_text(self._path(step) / MANIFEST))
+            manifest = json.loads(read_text(self._path(step) / MANIFEST))
         except (OSError, ValueError, RecursionError, MemoryError) as error:
             raise CheckpointError(f"its manifest cannot be read: {reason(error)}") from error
         if not isinstance(manifest, dict) or not manifest.keys() >= {"format", "step", "facts", "leaves", "sha256"}:
@@ -457,7 +457,7 @@ def check_files(directory: Path) -> None:
     try:
         if not (directory / FILES).exists():
             return
-        wanted, found = json.loads(run_dir.read_text(directory / FILES)), file_sums(directory)
+        wanted, found = json.loads(read_text(directory / FILES)), file_sums(directory)
         names = sorted({*wanted, *found})
         wrong = [name for name in names if wanted.get(name) != found.get(name)]
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
@@ -470,7 +470,7 @@ def check_files(directory: Path) -> None:
 def stated_bytes(directory: Path) -> int:
     """Return the size in bytes of a checkpoint's arrays, as its manifest states it; 0 if that is invalid."""
     try:
-        leaves = json.loads(run_dir.read_text(directory / MANIFEST))["leaves"]
+        leaves = json.loads(read_text(directory / MANIFEST))["leaves"]
         return sum(math.prod(map(int, leaf["shape"])) * jax.numpy.dtype(leaf["dtype"]).itemsize for leaf in leaves)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, MemoryError):
         return 0  # reading the manifest raises the specific error

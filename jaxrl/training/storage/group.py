@@ -29,19 +29,11 @@ from jaxrl.errors import SettingsError, StorageError
 from jaxrl.paths import local
 from jaxrl.training.storage.arrays import FAULTS, Leaves, reason
 from jaxrl.training.storage.checkpoints import CheckpointError, Facts, Good, Store, is_step, standing, surplus
+from jaxrl.training.storage.files import new_directory, write_atomically
 from jaxrl.training.storage.leaves import Entry, host_leaves
 from jaxrl.training.storage.logs import copy_logs
 from jaxrl.training.storage.members import require_no_member, resolve
-from jaxrl.training.storage.run_dir import (
-    METADATA,
-    group_of,
-    new_directory,
-    number_of,
-    read_metadata,
-    read_settings,
-    write_atomically,
-    write_settings,
-)
+from jaxrl.training.storage.run_dir import METADATA, group_of, number_of, read_metadata, read_settings, write_settings
 from jaxrl.trees import PyTree
 
 CHECKPOINTS, BEST = "checkpoints", "best"

@@ -16,6 +16,7 @@ import jaxrl.training.storage.logs as logs
 from jaxrl.errors import print_stderr
 from jaxrl.training.schedule import MAX_COUNT
 from jaxrl.training.storage.checkpoints import Store
+from jaxrl.training.storage.files import plain, write_atomically
 from jaxrl.training.storage.run_dir import (
     MEMBER_LINE,
     MEMBERS_FILE,
@@ -23,9 +24,7 @@ from jaxrl.training.storage.run_dir import (
     MemberFacts,
     by_member,
     member_dir,
-    plain,
     read_members,
-    write_atomically,
 )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl.training.memory import host_bytes
-from jaxrl.training.storage.run_dir import read_text
+from jaxrl.training.storage.files import read_text
 
 ZARRAY, TREE, DATABASE = ".zarray", "_METADATA", "manifest.ocdbt"
 """Metadata files of an array (Zarr version 2), of the tree (Orbax), and of the database of several processes."""

@@ -15,7 +15,8 @@ from typing import IO, Any, NamedTuple
 
 from jaxrl.errors import print_stderr
 from jaxrl.paths import reason_of_path
-from jaxrl.training.storage.run_dir import EPISODES, MEMBER_LINE, METRICS, TRAIN_EPISODES, new_file, open_log
+from jaxrl.training.storage.files import new_file
+from jaxrl.training.storage.run_dir import EPISODES, MEMBER_LINE, METRICS, TRAIN_EPISODES, open_log
 
 LOGS = (METRICS, EPISODES, TRAIN_EPISODES)
 KINDS = ("train", "eval")

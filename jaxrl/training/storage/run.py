@@ -19,6 +19,7 @@ from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.paths import reason_of_path, writing
 from jaxrl.training.settings import HARMLESS, Change, changes, evaluation_changes, unread
 from jaxrl.training.storage.checkpoints import Facts, Good, OtherVersionError, Store, standing
+from jaxrl.training.storage.files import plain
 from jaxrl.training.storage.fork import Fork, copy_checkpoint, describe_branch, resolve_fork, write_origin
 from jaxrl.training.storage.group import BEST, CHECKPOINTS
 from jaxrl.training.storage.group_files import Log, MemberDir, MemberFiles
@@ -35,7 +36,6 @@ from jaxrl.training.storage.run_dir import (
     holds_run,
     make_dir,
     member_dir,
-    plain,
     require_empty,
     timestamp,
 )
