@@ -150,15 +150,18 @@ https://github.com/cvoelcker/reppo/tree/a7ab85b."""
 
 
 def playground() -> str:
-    """Return what a small PPO reaches in MuJoCo Playground, beside published returns at as many steps."""
+    """Return what small agents reach in MuJoCo Playground, beside published returns at as many steps."""
     rows = [row for one in presets() for row in one.rows if row["env"].startswith("playground:")]
     lines = []
     for task, published in PLAYGROUND.items():
-        if own := [row for row in rows if row["env"] == f"playground:{task}"]:
+        of_task = [row for row in rows if row["env"] == f"playground:{task}"]
+        for algo in sorted({row["algo"] for row in of_task}):
+            own = [row for row in of_task if row["algo"] == algo]
             reached = [learning.mean_and_deviation([row[name] for row in own]) for name in ("best", "last")]
             counts = [spaced(own[0]["env_steps"]), str(len(own))]
-            lines.append([task, *counts, *reached, *map(str, published), harness.versions(row["jaxrl"] for row in own)])
-    head = ["task", "environment steps", "seeds", "`ppo`, best policy", "last", "Brax PPO", "FastTD3", "REPPO", "jaxrl"]
+            version = harness.versions(row["jaxrl"] for row in own)
+            lines.append([task, f"`{algo}`", *counts, *reached, *map(str, published), version])
+    head = ["task", "agent", "environment steps", "seeds", "best policy", "last", "Brax PPO", "FastTD3", "REPPO", "jaxrl"]
     return f"{table(head, lines)}\n\n{PRESETS}"
 
 
