@@ -1,4 +1,4 @@
-"""Small leaves of a tree of parameters as one vector.
+"""Small leaves of a tree of parameters as one vector of each dtype.
 
 Elementwise operations on all parameters (optimizer, target network, undoing an update) then take one kernel instead of
 one per leaf. On a GPU each kernel is a launch; on a CPU, XLA hands some of many small kernels to other threads and
