@@ -389,15 +389,18 @@ def test_replay_goes_on_within_processes(tmp_path: Path, cache: Path) -> None:
 
 
 @pytest.mark.slow
-def test_processes_begin_with_the_networks_of_another_run_as_one_does(tmp_path: Path, cache: Path) -> None:
-    short = but(PPO, "--max-opts", AT)
+@pytest.mark.parametrize("args", [[*PPO, "--shards", "2"], [*DQN, "--no-random-warmup"]], ids=["ppo", "dqn"])
+def test_processes_begin_with_the_networks_of_another_run_as_one_does(
+    args: list[str], tmp_path: Path, cache: Path
+) -> None:
+    short = but(args, "--max-opts", AT)
     alone(*short, "--seed", 1, "--run-dir", tmp_path / "old")
-    run = [*short, "--shards", 2, "--init-from", tmp_path / "old"]
+    run = [*short, "--init-from", tmp_path / "old"]
     alone(*run, "--run-dir", tmp_path / "one")
     two = [*run, "--run-dir", tmp_path / "two"]
     assert together(two, two) == [DONE, DONE]
     assert saved(tmp_path / "two") == saved(tmp_path / "one")
-    alone(*short, "--shards", 2, "--run-dir", tmp_path / "none")
+    alone(*short, "--run-dir", tmp_path / "none")
     assert saved(tmp_path / "none") != saved(tmp_path / "one")
 
 
