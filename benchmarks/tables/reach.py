@@ -161,7 +161,8 @@ def playground() -> str:
             counts = [spaced(own[0]["env_steps"]), str(len(own))]
             version = harness.versions(row["jaxrl"] for row in own)
             lines.append([task, f"`{algo}`", *counts, *reached, *map(str, published), version])
-    head = ["task", "agent", "environment steps", "seeds", "best policy", "last", "Brax PPO", "FastTD3", "REPPO", "jaxrl"]
+    counts = ["environment steps", "seeds"]
+    head = ["task", "agent", *counts, "best policy", "last", "Brax PPO", "FastTD3", "REPPO", "jaxrl"]
     return f"{table(head, lines)}\n\n{PRESETS}"
 
 
