@@ -54,12 +54,13 @@ class ActorStats:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Count the following `with` block as waiting."""
-        begun = time.perf_counter()
-        self._waits = self.waited_s, begun
+        waited, begun = self.waited_s, time.perf_counter()
+        self._waits = waited, begun
         try:
             yield
+            waited += time.perf_counter() - begun  # not if the end of the run breaks it off: no checkpoint has that
         finally:
-            self._waits = self.waited_s + time.perf_counter() - begun, None
+            self._waits = waited, None
 
     def waited_so_far(self) -> float:
         """Return `waited_s` together with the wait in progress, if any."""
