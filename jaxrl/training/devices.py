@@ -27,6 +27,8 @@ class Alone:
     """What runs the iterations in place of the run's own program, with a method `run` like `ActorPool.run`."""
     chunk_s = 0.25
     """Target duration of one compiled call: the latency of a signal and the interval of progress updates."""
+    turns = 1.0
+    """How many runs, itself included, a worker on the host serves before this one trains on."""
 
     def whole(self, state: PyTree) -> PyTree:
         """Return the complete state."""

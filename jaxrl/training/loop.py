@@ -107,6 +107,8 @@ class Run:
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._with_episodes = reports_episodes(strategy, config, self.hooks)
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
+        self._held_s = 0.0
+        """Seconds for which the last save held up the training."""
 
     @property
     def state(self) -> PyTree:
@@ -311,14 +313,17 @@ class Run:
         return row
 
     def _save(self) -> None:
+        begun = time.perf_counter()
         with self.ledger.timed("save"):
             self._storage.save(self.schedule.opt_steps(self.ledger.t), self._tree_to_save(), self._facts(), self._best)
             self._storage.update_metadata(**self._summary(), status=self.stop_reason or "running")
-            self.ledger.unsaved_s = 0.0
+        self.ledger.unsaved_s, self._held_s = 0.0, time.perf_counter() - begun
 
     def _is_time_to_save(self) -> bool:
         """Return whether to save now, in a run without a `save_interval`."""
-        return self.config.save_interval is None and self._storage.is_time_to_save(self.ledger.unsaved_s)
+        if self.config.save_interval is not None:
+            return False
+        return self._storage.is_time_to_save(self.ledger.unsaved_s, self._held_s, self.lane.turns)
 
     def _roll_back(self) -> None:
         """Roll back to the last good state, and continue with another random stream.

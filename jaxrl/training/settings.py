@@ -70,7 +70,7 @@ class TrainerConfig:
     """Optimisation steps between records of metrics; 0: only at the end."""
     save_interval: int | None = None
     """Optimisation steps between checkpoints; 0: only at the end; unset: every ten seconds of training, or less often
-    where writing would take more than a twentieth of the time."""
+    where saving would take more than a fortieth of the time."""
     keep: int = 3
     """Number of newest checkpoints to keep; the best policy is kept separately."""
     save_replay: bool = True
@@ -233,7 +233,7 @@ class SessionConfig:
     """Optimisation steps between records of metrics in the run directory; 0: none."""
     save_interval: int | None = None
     """Optimisation steps between checkpoints; 0: only on request and at the end; unset: every ten seconds, or
-    less often where writing would take more than a twentieth of the time."""
+    less often where saving would take more than a fortieth of the time."""
     keep: int = 3
     """Number of newest checkpoints to keep; the best policy is kept separately."""
     stop_reward: float | None = None

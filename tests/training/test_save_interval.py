@@ -109,17 +109,38 @@ def test_a_short_run_saves_once_and_an_interval_is_kept_to_the_step(tmp_path: Pa
     assert train(counting(), tmp_path / "last", save_interval=0, **settings) == [40]
 
 
-@pytest.mark.parametrize(("write_s", "seconds"), [(0.01, 10), (1.0, 20), (5.0, 100), (100.0, 600)])
-def test_what_takes_long_to_write_is_written_less_often_but_every_ten_minutes(
-    write_s: float, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("write_s", "held_s", "turns", "seconds"),
+    [(0.01, 0.0, 1, 10), (0.5, 0.0, 1, 20), (0.5, 2.0, 1, 100), (50.0, 0.0, 1, 600), (0.002, 0.003, 100, 20)],
+)
+def test_what_takes_long_to_save_is_saved_less_often_but_every_ten_minutes(
+    write_s: float, held_s: float, turns: float, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writing takes at most a twentieth of the time."""
+    """Saving takes at most a fortieth of the time; members that train together wait for each other's saves."""
     monkeypatch.setattr(checkpoints.Store, "write_s", write_s)
     storage = Storage(str(tmp_path / "run"), 3, {}, Resume())
-    assert not storage.is_time_to_save(seconds - 0.1)
-    assert storage.is_time_to_save(seconds)
+    assert not storage.is_time_to_save(seconds - 0.1, held_s, turns)
+    assert storage.is_time_to_save(seconds, held_s, turns)
     storage.finish()
     storage.close()
+
+
+@pytest.mark.parametrize(("layout", "turns"), [("spread", 1.0), ("together", 2.0)])
+def test_members_count_the_saves_that_they_wait_for(
+    layout: str, turns: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four members on two threads, each waits for its own save and another's before its team trains on."""
+    seen, ask = set[float](), Storage.is_time_to_save
+
+    def recorded(storage: Storage, seconds: float, held_s: float, turns: float = 1.0) -> bool:
+        seen.add(turns)
+        return ask(storage, seconds, held_s, turns)
+
+    monkeypatch.setattr(Storage, "is_time_to_save", recorded)
+    members = jaxrl.population(counting(), seeds=4, layout=layout)
+    settings = {"max_opts": 4, "record_interval": 2, "quiet": True, "recorders": []}
+    jaxrl.PopulationTrainer(members, run_dir=str(tmp_path / "run"), workers=2, **settings).train()
+    assert seen == {turns}
 
 
 def test_a_session_saves_by_the_clock_too(tmp_path: Path, wait: Callable[[float], None]) -> None:

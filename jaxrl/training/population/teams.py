@@ -44,9 +44,9 @@ class Call(NamedTuple):
 class Lane(Alone):
     """A member's lane in a team, which its trainer calls instead of its own programs."""
 
-    def __init__(self, team: "Team", place: int) -> None:
-        """Refer to the lane `place` of `team`."""
-        self.team, self.place = team, place
+    def __init__(self, team: "Team", place: int, turns: float) -> None:
+        """Refer to the lane `place` of `team`; `turns` as in `Alone`."""
+        self.team, self.place, self.turns = team, place, turns
         self.runner = self
         self.chunk_s = max(Alone.chunk_s, MEMBER_S * team.members)
 
@@ -373,6 +373,7 @@ def place_members(
     with_episodes: Callable[[Strategy], bool],
     evaluator: Callable[[Strategy], Any],
     host: Semaphore,
+    workers: int,
 ) -> Places:
     """Place the members of a population on devices, and with the layout `together` in teams.
 
@@ -382,6 +383,7 @@ def place_members(
       with_episodes: returns whether a strategy's training also returns which episodes ended.
       evaluator: returns the evaluator of a strategy.
       host: limits the members that work on the host at the same time.
+      workers: to how many.
     """
     # Teams, or members, are assigned to device groups round-robin.
     first = lambda place: place % shape.members * shape.envs
@@ -395,13 +397,14 @@ def place_members(
     for group in groups:
         step = id(group[0].strategy.step)
         widest[step] = max(widest.get(step, 0), len(group))
+    turns = max(1.0, len(population.members) / workers)  # a team trains on once all of its members have called
     for number, group in enumerate(groups):
         strategy = group[0].strategy
         # All teams of a strategy have the same width, so they share one program.
         width, reports = widest[id(strategy.step)], with_episodes(strategy)
         team = Team(strategy, len(group), width, device(number), reports, evaluator(strategy), host)
         places.teams.append(team)
-        places.lanes.update({member.number: Lane(team, place) for place, member in enumerate(group)})
+        places.lanes.update({member.number: Lane(team, place, turns) for place, member in enumerate(group)})
         places.devices.update(dict.fromkeys((member.number for member in group), team.device))
     return places
 

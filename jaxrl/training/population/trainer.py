@@ -536,7 +536,9 @@ class PopulationTrainer:
         """Assign devices to members, and team-mates to their teams."""
         self._host = Semaphore(self.workers)
         evaluator = lambda strategy: self._evaluators[id(strategy.step)]
-        self._places = place_members(self.population, self._mesh, self._with_episodes, evaluator, self._host)
+        self._places = place_members(
+            self.population, self._mesh, self._with_episodes, evaluator, self._host, self.workers
+        )
 
     def _require_fit(self) -> None:
         """Raise `SettingsError` unless the states of all members fit into memory at once."""

@@ -347,7 +347,7 @@ class Session:
     def save(self) -> None:
         """Start to save a checkpoint; it is complete on disk when `hooks.save` is called, or `close` returns."""
         self._require_open("save")
-        now, stepper = self._now, self._stepper
+        begun, now, stepper = time.perf_counter(), self._now, self._stepper
         # `facts` may reset the tries of this copy; the session adopts that.
         ledger = replace(now.ledger, t=self._iterations)
         own = {
@@ -366,10 +366,11 @@ class Session:
         scores = {"best_score": now.ledger.best_score, "last_score": now.ledger.last_score}
         self._storage.update_metadata(**self._counters(), **scores, status=self._status())
         self._saved_s = time.perf_counter()
+        self._held_s = self._saved_s - begun
 
     def _is_time_to_save(self) -> bool:
         if self.config.save_interval is None:
-            return self._storage.is_time_to_save(time.perf_counter() - self._saved_s)
+            return self._storage.is_time_to_save(time.perf_counter() - self._saved_s, self._held_s)
         return self._schedule.is_regular_save(self.opt_steps)
 
     def restore(self) -> None:
@@ -546,7 +547,7 @@ class Session:
             notes = notes_of(config, self._stepwise, self._now.state)
             # What its environments do after a checkpoint is never the same again.
             self._log.open(self._storage, resume.run, False, (*notes, *self._rounding))
-            self._saved_s = time.perf_counter()
+            self._saved_s, self._held_s = time.perf_counter(), 0.0
         except BaseException:
             try:
                 self._log.close()

@@ -186,6 +186,8 @@ class Saves(Store):
         self._found: dict[int, Save | CheckpointError] = {}
         self._known: dict[int, dict[int, RowLocation]] = {}
         """Rows by member and step, derived from `_found`."""
+        self.row_s = 0.0
+        """Seconds that the last save took for each of its rows."""
         self._arrays: tuple[int, Leaves] | None = None
         """Arrays of the save last read: members being resumed read the same one in turn."""
 
@@ -273,6 +275,7 @@ class Saves(Store):
 
     def write_rows(self, rows: Sequence[Row]) -> None:
         """Write `rows` as one save; raise `StorageError` on failure."""
+        begun = time.monotonic()
         stacks: dict[tuple[Any, ...], list[Row]] = {}
         # Only rows with equal paths, shapes and dtypes can be stacked.
         for row in sorted((*self._rows_to_rewrite(), *rows), key=lambda row: (row.member, row.order)):
@@ -285,6 +288,7 @@ class Saves(Store):
                 leaves[f"{stack}/{name}"] = np.stack([row.leaves[name] for row in alike])
         self._arrays = None
         self.write(max(self.steps(), default=0) + 1, leaves, {"keep": self.keep, "rows": described})
+        self.row_s = (time.monotonic() - begun) / len(described)
 
     def _rows_to_rewrite(self) -> list[Row]:
         """Return rows to rewrite from old saves, too many of which would otherwise be retained for few members each."""
@@ -375,8 +379,8 @@ class MemberStore(Store):
 
     @property
     def write_s(self) -> float:
-        """Duration in seconds of the last save, shared by all members in it."""
-        return self._saves.write_s
+        """Share of a row in the duration of the last save, in seconds."""
+        return self._saves.row_s
 
     def copy(self, step: int, to: Path) -> None:
         """Write a row into the directory `to` as a checkpoint of a single run."""

@@ -44,7 +44,7 @@ from jaxrl.xla.contexts import product_precision
 
 VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")
 """Packages whose version may change the training bit for bit."""
-MIN_SAVE_GAP_S, MAX_SAVE_GAP_S, MAX_SAVE_SHARE = 10.0, 600.0, 0.05
+MIN_SAVE_GAP_S, MAX_SAVE_GAP_S, MAX_SAVE_SHARE = 10.0, 600.0, 0.025
 """Bounds in seconds on the gap between saves of a run without a `save_interval`. Within them, saving takes at most this
 share of the time."""
 OTHER_VERSIONS = ("orbax-checkpoint", "chex", "numpy")
@@ -359,11 +359,18 @@ class Storage:
             facts = {**facts, "settings": self._settings, "versions": self._versions, "logs": self._log_sums()}
             self.checkpoints.save(opt_steps, tree, facts, after=self.best)
 
-    def is_time_to_save(self, seconds: float) -> bool:
-        """Return whether a run without a `save_interval` is due to save, `seconds` after its last save."""
+    def is_time_to_save(self, seconds: float, held_s: float, turns: float = 1.0) -> bool:
+        """Return whether a run without a `save_interval` is due to save, `seconds` after its last save.
+
+        Args:
+          seconds: of training since then.
+          held_s: seconds for which that save held up the run, before it was written in a thread of its own.
+          turns: how many runs hold up each other so, see `devices.Alone`.
+        """
         if self.dir is None or self.checkpoints.is_writing:
             return False
-        return seconds >= min(max(MIN_SAVE_GAP_S, self.checkpoints.write_s / MAX_SAVE_SHARE), MAX_SAVE_GAP_S)
+        spent = (held_s + self.checkpoints.write_s) * turns
+        return seconds >= min(max(MIN_SAVE_GAP_S, spent / MAX_SAVE_SHARE), MAX_SAVE_GAP_S)
 
     def collect_saves(self, block: bool = True) -> None:
         """Record the outcome of the pending save; without `block`, only if it is done."""
