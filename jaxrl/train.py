@@ -43,6 +43,7 @@ from jaxrl.training.storage.checkpoints import CheckpointError
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
 from jaxrl.training.storage.logs import damage
 from jaxrl.training.storage.members import population_of, runs_of
+from jaxrl.training.storage.run import OWES_BOUNDARY
 from jaxrl.training.storage.run_dir import group_of, open_log, read_metadata, read_settings
 from jaxrl.xla.contexts import product_precision
 
@@ -113,7 +114,7 @@ def limit_of(run: Path, config: Any, opened: dict[Path, Saves]) -> str | None:
         whole = not damage(partial(open_log, run), facts)
     except CheckpointError:
         return None
-    if not whole or (read_metadata(run).get("best_score") is not None and not best.steps()):
+    if not whole or facts.get(OWES_BOUNDARY) or (read_metadata(run).get("best_score") is not None and not best.steps()):
         return None
     if steps[-1] >= config.max_opts:
         return "max_opts"

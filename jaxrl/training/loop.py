@@ -38,6 +38,7 @@ from jaxrl.training.evaluator import (
     CompiledEvaluator,
     EvalRules,
     EvaluateFn,
+    Evaluation,
     HostEvaluator,
     ScoreFn,
     eval_key,
@@ -58,9 +59,9 @@ from jaxrl.training.stops import BROKEN
 from jaxrl.training.storage.arrays import read_part, write_part
 from jaxrl.training.storage.checkpoints import Facts, Store
 from jaxrl.training.storage.members import Membership, require_no_member
-from jaxrl.training.storage.run import VERSIONS, Best, Resume, Storage, versions
+from jaxrl.training.storage.run import OWES_BOUNDARY, VERSIONS, Best, Resume, Storage, versions
 from jaxrl.training.storage.weights import Weights, insert_leaves, weights_of
-from jaxrl.trees import PyTree, make_key
+from jaxrl.trees import Key, PyTree, make_key
 from jaxrl.xla import attempts
 
 
@@ -107,6 +108,8 @@ class Run:
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._with_episodes = reports_episodes(strategy, config, self.hooks)
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
+        self._owes_boundary = False
+        """Whether the boundary at the present iteration is still to be made, as its evaluation failed."""
         self._held_s = 0.0
         """Seconds for which the last save held up the training."""
 
@@ -136,7 +139,8 @@ class Run:
             if self.membership.announces:
                 yield from self._hand_over(self._report(None, None, saved=False))
             while self.stop_reason is None:
-                boundary = next_boundary(self.schedule, self.ledger.t)
+                boundary = next_boundary(self.schedule, self.ledger.t - (1 if self._owes_boundary else 0))
+                self._owes_boundary = False
                 self._advance_to(boundary.t)
                 # Skip the boundary: a diverged state gets no row, evaluation or checkpoint.
                 if has_diverged(self._health(), self.config.max_skips):
@@ -236,13 +240,6 @@ class Run:
         if self._actors is not None and self._actors.failure is not None:
             self._fail("actor", "actor", *self._actors.failure)
 
-    def _fail_in_evaluation(self, error: Exception) -> NoReturn:
-        """Save and raise the `error` of an evaluation; that of an environment on the host as one line."""
-        reason, trace = stop_reason_for(error, None), "".join(traceback.format_exception(error))
-        if isinstance(self.evaluator, HostEvaluator) and not isinstance(error, JaxrlError):
-            error = ActorError(f"the evaluation failed: {describe_error(error)}")
-        self._fail(reason, "evaluation", error, trace)
-
     def _fail(self, reason: str, event: str, error: Exception, trace: str) -> NoReturn:
         """Log and raise `error`, after which the state is still good: save it."""
         self.stop_reason = reason
@@ -256,13 +253,15 @@ class Run:
         call(self.hooks.before_evaluation, self)
         config, opt_steps = self.config, self.schedule.opt_steps(self.ledger.t)
         rules = EvalRules(
-            self.evaluator, self.score, self._eval_key, config.eval_starts == "fixed", config.confirm_best
+            self._play_evaluation, self.score, self._eval_key, config.eval_starts == "fixed", config.confirm_best
         )
-        on_disk = self._best.score if self._best else None
+        on_disk, params = self._best.score if self._best else None, self._params(self._state)
         try:
-            found = evaluate_and_confirm(rules, self._params(self._state), opt_steps, self.ledger, on_disk)
+            found = evaluate_and_confirm(rules, params, opt_steps, self.ledger, on_disk)
         except Exception as error:
-            self._fail_in_evaluation(error)
+            # Nothing of this boundary is made yet, unless its row came first: a resumed run makes it.
+            self._owes_boundary = recorded is None and self.ledger.t > 0
+            self._fail(stop_reason_for(error, None), "evaluation", error, "".join(traceback.format_exception(error)))
         self._least_return = found.least_return
         self.membership.record_score(opt_steps, found.score)
         if found.should_save:
@@ -273,6 +272,18 @@ class Run:
         self._film_if_due()  # before the user's hook, which may read the film
         call(self.hooks.evaluation, self, found.evaluation, found.is_best)
         return row
+
+    def _play_evaluation(self, params: PyTree, key: Key) -> Evaluation:
+        """Call the evaluator; raise the error of an environment on the host as one line."""
+        assert self.evaluator is not None
+        try:
+            return self.evaluator(params, key)
+        except (JaxrlError, jax.errors.JaxRuntimeError):
+            raise
+        except Exception as error:
+            if not isinstance(self.evaluator, HostEvaluator):
+                raise
+            raise ActorError(f"the evaluation failed: {describe_error(error)}") from error
 
     def _film_if_due(self) -> None:
         """Film the latest policy, if due; a failure is logged, and the run continues."""
@@ -371,6 +382,7 @@ class Run:
         # Start from the newest checkpoint or from scratch: release the state in memory.
         else:
             self.ledger, self._best, self.state, self._sums = Ledger(), None, None, None
+            self._owes_boundary = False
         return True
 
     def _plan(self) -> None:
@@ -458,7 +470,7 @@ class Run:
         self._open_logs()
         self._log.stage("training")
         call(self.hooks.start, self)
-        if self.ledger.t >= self.schedule.last:
+        if self.ledger.t >= self.schedule.last and not self._owes_boundary:
             self.stop_reason = self.schedule.limit(self.ledger.t)
         elif config.eval_at_start and self.ledger.t == 0 and not evaluated and not self.interrupt:
             self._evaluate()
@@ -474,6 +486,7 @@ class Run:
     def _restore(self) -> None:
         step, (state, sums), facts = self._storage.load(self._compiled.like)
         self.membership.restore(facts, self._storage.path)
+        self._owes_boundary = facts.get(OWES_BOUNDARY) is True
         with reading_facts(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
             ledger = self._log.restore_ledger(facts, self.ledger, bool(self._storage.eval_changes))
         self.state, self._sums, self.ledger = self._adapt_loaded(state, ledger), sums, ledger
@@ -675,7 +688,8 @@ class Run:
     def _facts(self) -> dict[str, Any]:
         left_out = {} if self.config.save_replay else {"left_out": program.LEFT_OUT}
         actors = {} if self._actors is None else {"actors": self._actors.facts()}
-        own = {**left_out, **actors, **self.membership.facts()}
+        owes = {OWES_BOUNDARY: True} if self._owes_boundary else {}
+        own = {**left_out, **actors, **owes, **self.membership.facts()}
         return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **own)
 
     def _summary(self) -> dict[str, Any]:

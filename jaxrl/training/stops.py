@@ -9,7 +9,7 @@ FINISHED = (*LIMITS, *EARLY)
 HALVED = "halved"
 """The status of a member that halving ended."""
 BROKEN = ("failed", "diverged", "actor")
-"""Prefixes of stop reasons after which the state in memory is unusable; services mark such runs as failed."""
+"""Prefixes of stop reasons after which a run goes on from its newest checkpoint; services mark such runs as failed."""
 
 
 def can_go_on(status: str) -> bool:

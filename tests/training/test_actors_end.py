@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from toys_actors import MAKE, begun, counted, counter, events, replaying, rollouts, train, wait_for_ends, workers
 from toys_gymnasium import Counting, Deadly, Raising, Silent, Starting, Tallied, Unsendable
+from toys_runs import rows_in
 
 import jaxrl
 from jaxrl.envs.host import HostEnv, gymnasium_spec
@@ -77,22 +78,28 @@ def test_an_exception_even_one_that_cannot_be_told_or_sent_ends_the_run_with_its
     assert where is ON_RAY or nothing_is_left(before)  # Ray has threads of its own
 
 
-def test_an_environment_that_raises_in_an_evaluation_ends_the_run_as_that_of_an_actor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("interval", [16, 64])
+def test_an_environment_that_raises_in_an_evaluation_ends_the_run_which_makes_it_again_when_resumed(
+    interval: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The first evaluation of several, and the last one."""
     in_actor = lambda: threading.current_thread().name.startswith("actor ")
     monkeypatch.setitem(MAKE, "make", lambda: Counting() if in_actor() else Counting(raise_step=2))
-    settings = {"run_dir": str(tmp_path), "eval_interval": 16, "eval_episodes": 1, "eval_at_start": False}
+    settings = {"eval_interval": interval, "record_interval": 16, "eval_episodes": 1, "eval_at_start": False}
+    settings["run_dir"] = str(tmp_path)
     with pytest.raises(ActorError, match=r"^the evaluation failed: RuntimeError: the motor is on fire$") as raised:
         train(counted(), 64, **settings)
     assert raised.value.exit_code == 1
     (event,) = events(tmp_path, "evaluation")
     assert "raise RuntimeError" in event["traceback"]
-    assert json.loads((tmp_path / "metadata.json").read_text())["status"] == "failed: RuntimeError"
+    assert json.loads((tmp_path / "metadata.json").read_text())["status"] == "failed: ActorError"
     monkeypatch.setitem(MAKE, "make", Counting)
-    assert train(counted(), 64, **settings, resume=True).summary["opt_steps"] == 64
+    assert train(counted(), 64, **settings, resume=True).summary["stop"] == "max_opts"
     (event,) = events(tmp_path, "resume")
-    assert event["message"].startswith("resumed at 16 optimisation steps")
+    assert event["message"].startswith(f"resumed at {interval} optimisation steps")
+    rows = rows_in(tmp_path)
+    assert [row["opt_steps"] for row in rows if row["kind"] == "eval"] == list(range(interval, 65, interval))
+    assert [row["opt_steps"] for row in rows if row["kind"] == "train"] == [16, 32, 48, 64]
 
 
 @slow

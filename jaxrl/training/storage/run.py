@@ -47,6 +47,8 @@ VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")
 MIN_SAVE_GAP_S, MAX_SAVE_GAP_S, MAX_SAVE_SHARE = 10.0, 600.0, 0.025
 """Bounds in seconds on the gap between saves of a run without a `save_interval`. Within them, saving takes at most this
 share of the time."""
+OWES_BOUNDARY = "owes_boundary"
+"""The fact of a checkpoint whose rows and evaluation are still to be made, as the evaluation failed."""
 OTHER_VERSIONS = ("orbax-checkpoint", "chex", "numpy")
 
 
