@@ -213,6 +213,7 @@ def members() -> str:
     named = {
         "32 members of 3 600 steps, as often as the preset has it": rows["host 32"],
         "8 members of 18 000 steps, intervals five times as long": rows["longer 8"],
+        "256 members of PPO together, 2 000 steps, as often as the preset has it": rows["together 256"],
     }
     parts = [(kind, part) for part in ("whole", "evaluated") for kind in ("share", "processor_share")]
     lines = [[title, *(f"{1 + row[kind][part][1]:.2f}" for kind, part in parts)] for title, row in named.items()]
