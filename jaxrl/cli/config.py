@@ -93,7 +93,9 @@ def parse(args: Sequence[str]) -> Request:
         config, notes = _fit_length(algo, config, of_preset, fixed, notes, 1 if members else 2)
     if not file and config.env is not None and not matching_presets(PRESETS.get(algo, {}), config.env):
         notes = (*notes, "generic settings: there is no preset for this environment")
-    if ignored := sorted(chosen & unread({**asdict(config), "algo": algo})):
+    # Of a sweep, members may read what the settings in common leave unread.
+    ignored = [] if "sweep" in (members or {}) else sorted(chosen & unread({**asdict(config), "algo": algo}))
+    if ignored:
         other = "; n-step returns without a core are processor.n_step" if "agent.n_step" in ignored else ""
         notes = (*notes, f"nothing reads {', '.join(ignored)} under these settings{other}")
     if resume and not from_step and config.run_dir not in (None, resume):
