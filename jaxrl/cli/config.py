@@ -24,6 +24,7 @@ from jaxrl.cli.arguments import (
     value_of,
 )
 from jaxrl.cli.help import all_settings, first_page, wrap_paragraphs
+from jaxrl.cli.outside import require_algorithm
 from jaxrl.cli.presets import PRESETS
 from jaxrl.envs.registry import NAME_TAKEN, check_plain_args, env_names
 from jaxrl.errors import SettingsError, suggest
@@ -174,8 +175,8 @@ def _algorithm(named: str | None, file: str | None, resume: str | None, from_fil
                 f"{resume or file} (known here: {join_names(ALGORITHMS)})"
             )
         raise SettingsError(f"unknown algorithm {algo!r}; {suggest(algo, ALGORITHMS)}")
-    if resume and ALGORITHMS[algo] is not ALGORITHMS.get(of_file):
-        raise SettingsError(f"{resume} is a run of {of_file}, not of {algo}")
+    if resume:
+        require_algorithm(named, of_file, resume)
     return algo
 
 
