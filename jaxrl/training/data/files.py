@@ -1,4 +1,4 @@
-"""Data sets on disk: atomic writing, and reading with full validation before training."""
+"""Data sets on disk: atomic writing and reading."""
 
 import json
 from pathlib import Path
