@@ -173,7 +173,9 @@ def rebuild_strategy(run_dir: Path, options: Namespace, problems: Problems) -> t
     try:
         request = parse(["--resume", str(run_dir), *flags])
         request.config.check()
-    except MissingError as error:
+    except JaxrlError as error:
+        if not is_missing(error):
+            raise
         return None, _cannot_rebuild(run_dir, error)
     config = request.config
     old = {name: settings.get(name) for name in given if name != "data"}
