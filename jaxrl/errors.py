@@ -73,7 +73,11 @@ class RunDirTakenError(SettingsError):
     """A new run in a directory that already has one."""
 
 
-class UnnamedPathError(SettingsError):
+class MissingError(SettingsError):
+    """Settings name something that is not available here: code, a package, a file or data."""
+
+
+class UnnamedPathError(MissingError):
     """A run directory, perhaps a stranger's, contains a path that is used only if the user names it."""
 
 
@@ -112,7 +116,7 @@ class ProcessError(JaxrlError):
 
 
 def require_extra(module: str, what: str, extra: str = "") -> Any:
-    """Import the optional `module` that `what` needs; raise `SettingsError` with the command that installs it.
+    """Import the optional `module` that `what` needs; raise `MissingError` with the command that installs it.
 
     `extra` is the extra of jaxrl that installs the module, if it has another name.
     """
@@ -120,7 +124,7 @@ def require_extra(module: str, what: str, extra: str = "") -> Any:
         return importlib.import_module(module)
     except ImportError:
         extra = extra or module
-        raise SettingsError(f"{what} need the extra `{extra}`: pip install 'jaxrl[{extra}]'") from None
+        raise MissingError(f"{what} need the extra `{extra}`: pip install 'jaxrl[{extra}]'") from None
 
 
 MAX_SHOWN = 12

@@ -13,7 +13,7 @@ from jaxrl.agents.outside import made_by_hand
 from jaxrl.cli.algos import ProcessorConfig, build_processor, general
 from jaxrl.cli.config import from_plain
 from jaxrl.envs.registry import check_plain_args, module_to_import
-from jaxrl.errors import NoCheckpointError, SettingsError
+from jaxrl.errors import MissingError, NoCheckpointError, SettingsError
 from jaxrl.nn import Network
 from jaxrl.parsing import as_int
 from jaxrl.paths import local
@@ -88,7 +88,7 @@ def teacher_of(config: Any) -> GreedyPolicy | None:
     """Load the teacher in the settings of a run, if any: the best policy of a run, or that of a checkpoint.
 
     Raises:
-      SettingsError: the policy does not exist, or is not the one that the run began with.
+      MissingError: the policy does not exist, or is not the one that the run began with.
     """
     place = getattr(config, "teacher", None)
     if place is None:
@@ -97,9 +97,9 @@ def teacher_of(config: Any) -> GreedyPolicy | None:
     try:
         found = load_policy(run, step=step)
     except (SettingsError, NoCheckpointError) as error:
-        raise SettingsError(f"teacher: {error}") from error
+        raise MissingError(f"teacher: {error}") from error
     if config.teacher_sha256 not in ("", found.sha256):
-        raise SettingsError(
+        raise MissingError(
             f"teacher: the policy of {place} is not the one that the run began with (sha256 {found.sha256[:12]}..., "
             f"expected {config.teacher_sha256[:12]}...); bring that one back, or begin another run"
         )

@@ -233,7 +233,7 @@ def _own_code(request: Request, training: bool = False) -> str:
 def show_population(result: PopulationResult, run_dir: str, to_train: str = "", to_read: str = "") -> None:
     """Print the results of a population, the commands that come next, and the best member.
 
-    `to_train` and `to_read` are flags that the commands need which train on, and which read the run.
+    `to_train` and `to_read` are flags for commands that resume the run, and for those that read it.
     """
     best, where = result.best_member(), f" {quote(run_dir)}"
     lines = {"run": one_line(run_dir)}
@@ -263,8 +263,8 @@ def new_run_dir(name: str) -> str:
 def show(result: Result, run_dir: str, playable: bool = True, to_train: str = "", to_read: str = "") -> None:
     """Print the summary of a run, each part on one line, and the commands that come next.
 
-    `playable`: whether there is an environment to evaluate and to play in. `to_train` and `to_read` are flags that the
-    commands need which train on, and which read the run.
+    `playable`: whether there is an environment to evaluate and to play in. `to_train` and `to_read` are flags for
+    commands that resume the run, and for those that read it.
     """
     run, lines = f" {quote(run_dir)}", {}
     if (more := _to_go_on(result.summary)) is not None:

@@ -27,8 +27,8 @@ from jaxrl.agents.outside import made_by_hand
 from jaxrl.cli.algos import build
 from jaxrl.cli.config import parse
 from jaxrl.cli.outside import admit, admit_algorithm, require_algorithm
-from jaxrl.envs.registry import is_path, module_to_import
-from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, UnnamedPathError, print_line, print_stderr
+from jaxrl.envs.registry import is_imported, is_path, module_to_import
+from jaxrl.errors import JaxrlError, MissingError, NoCheckpointError, SettingsError, print_line, print_stderr
 from jaxrl.loading import teacher_of
 from jaxrl.registry import ALGORITHMS
 from jaxrl.strategies import Strategy
@@ -165,15 +165,18 @@ def rebuild_strategy(run_dir: Path, options: Namespace, problems: Problems) -> t
     given = {name: words for name in NAMED_AGAIN if (words := vars(options)[name])}
     flags = [word for name, words in given.items() for word in (f"--{name.replace('_', '-')}", *words)]
     try:
+        parse(["--resume", str(run_dir)]).config.check()
+    except JaxrlError as error:
+        if not is_missing(error):
+            problems.add(f"{CONFIG}: {error}")
+            return None, None
+    try:
         request = parse(["--resume", str(run_dir), *flags])
         request.config.check()
-    except UnnamedPathError as error:
-        return None, _cannot_rebuild(run_dir, error)
     except JaxrlError as error:
-        if given:
+        if not is_missing(error):
             raise
-        problems.add(f"{CONFIG}: {error}")
-        return None, None
+        return None, _cannot_rebuild(run_dir, error)
     config = request.config
     old = {name: settings.get(name) for name in given if name != "data"}
     differing = changes(old, {name: plain(vars(config)[name]) for name in old})
@@ -181,8 +184,19 @@ def rebuild_strategy(run_dir: Path, options: Namespace, problems: Problems) -> t
         raise SettingsError(f"{run_dir} was trained under other settings ({found}); name its own")
     try:
         return build(request.algo, config, teacher_of(config)), None
-    except JaxrlError as error:  # code or data are not here
-        return None, _cannot_rebuild(run_dir, error)
+    except JaxrlError as error:
+        envs = [name for name in (config.env, getattr(config, "eval_env", None)) if name]
+        if is_missing(error) or not all(map(is_imported, envs)):
+            return None, _cannot_rebuild(run_dir, error)
+        problems.add(f"{CONFIG}: {error}")
+        return None, None
+
+
+def is_missing(error: BaseException | None) -> bool:
+    """Return whether an error is due to code, a package, a file or data that are not here."""
+    while error is not None and not isinstance(error, MissingError | ImportError | OSError):
+        error = error.__cause__
+    return error is not None
 
 
 def _cannot_rebuild(run_dir: Path, error: JaxrlError) -> str:

@@ -1,4 +1,4 @@
-"""A fixed data set of steps for offline learning."""
+"""A fixed data set of steps for offline learning, and its validation."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -138,7 +138,7 @@ def require_dataset(name: str, data: object) -> Dataset:
 
 
 def check_dataset(name: str, data: object) -> Dataset:
-    """Return `data`, given as the argument `name`; sets that were not loaded, where they are checked, are checked here.
+    """Return `data`, given as the argument `name`. Validate `data` unless it was loaded, which validates it.
 
     Raises:
       SettingsError: it is invalid, or something else, such as the path of a file.

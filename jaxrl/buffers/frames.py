@@ -48,7 +48,7 @@ class Frames:
         size, stride = jax.tree.leaves(obs)[0].shape[0], self.last_depth.shape[0]
         # A stack follows the previous one if its frames but the newest are the previous ones but the oldest, and begins
         # an episode if all its frames are the same.
-        before = follow(self.last, obs)
+        before = predecessors(self.last, obs)
         follows = rows_equal(_slice_frames(obs, self.count, 0, -1), _slice_frames(before, self.count, 1, None))
         begins = rows_equal(_slice_frames(obs, self.count, 0, -1), _slice_frames(obs, self.count, 1, None))
         depth = self._depths(follows.reshape(-1, stride), begins.reshape(-1, stride))
@@ -105,7 +105,7 @@ def _slice_frames(obs: PyTree, count: int, start: int, stop: int | None) -> PyTr
     return jax.tree.map(cut, obs)
 
 
-def follow(last: PyTree, rows: PyTree) -> PyTree:
+def predecessors(last: PyTree, rows: PyTree) -> PyTree:
     """Return what precedes each of the `rows` of a block by one vector step; `last` are those before the block."""
     return jax.tree.map(lambda old, new: jnp.concatenate([old, new])[: len(new)], last, rows)
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl.buffers.base import Buffer
 from jaxrl.buffers.compact import CompactRows
-from jaxrl.buffers.frames import follow, last_true, rows_equal
+from jaxrl.buffers.frames import last_true, predecessors, rows_equal
 from jaxrl.buffers.prioritised import PrioritisedState
 from jaxrl.errors import SettingsError, check_between
 from jaxrl.trees import Array, Key, PyTree, tree_where
@@ -139,7 +139,7 @@ def _link_fields(items: Transition) -> Transition:
 def _push(parts: _Parts, state: HindsightState, items: Transition, pushes: Array) -> HindsightState:
     rows, stride, size = items.reward.shape[0], state.last_age.shape[0], state.age.shape[0]
     links = _link_fields(items)
-    before = follow(state.last, links)
+    before = predecessors(state.last, links)
     # As in a compact buffer: an episode continues if the next observation is the successor, bit by bit. A truncated
     # one does not, because the next observation is that of a new episode. An invalid step does not continue it
     # either: its zeros are no goal.

@@ -24,6 +24,7 @@ from jaxrl.cli.arguments import (
     value_of,
 )
 from jaxrl.cli.help import all_settings, first_page, wrap_paragraphs
+from jaxrl.cli.outside import require_algorithm
 from jaxrl.cli.presets import PRESETS
 from jaxrl.envs.registry import NAME_TAKEN, check_plain_args, env_names
 from jaxrl.errors import SettingsError, suggest
@@ -93,7 +94,9 @@ def parse(args: Sequence[str]) -> Request:
         config, notes = _fit_length(algo, config, of_preset, fixed, notes, 1 if members else 2)
     if not file and config.env is not None and not matching_presets(PRESETS.get(algo, {}), config.env):
         notes = (*notes, "generic settings: there is no preset for this environment")
-    if ignored := sorted(chosen & unread({**asdict(config), "algo": algo})):
+    # Of a sweep, members may read what the settings in common leave unread.
+    ignored = [] if "sweep" in (members or {}) else sorted(chosen & unread({**asdict(config), "algo": algo}))
+    if ignored:
         other = "; n-step returns without a core are processor.n_step" if "agent.n_step" in ignored else ""
         notes = (*notes, f"nothing reads {', '.join(ignored)} under these settings{other}")
     if resume and not from_step and config.run_dir not in (None, resume):
@@ -172,8 +175,8 @@ def _algorithm(named: str | None, file: str | None, resume: str | None, from_fil
                 f"{resume or file} (known here: {join_names(ALGORITHMS)})"
             )
         raise SettingsError(f"unknown algorithm {algo!r}; {suggest(algo, ALGORITHMS)}")
-    if resume and ALGORITHMS[algo] is not ALGORITHMS.get(of_file):
-        raise SettingsError(f"{resume} is a run of {of_file}, not of {algo}")
+    if resume:
+        require_algorithm(named, of_file, resume)
     return algo
 
 

@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(name, epilog=f"Example: {name} {example}", **settings)
         self.add_argument("--version", action="version", version=f"jaxrl {jaxrl.__version__}")
         # Numbers are written as for training: argparse takes `1e5` for no `int`, and `-1e-3` for a flag.
-        self.register("type", int, _whole)
+        self.register("type", int, parse_whole_number)
         self._negative_number_matcher = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
 
     def parse(self, args: Sequence[str]) -> argparse.Namespace:
@@ -120,7 +120,7 @@ class Parser(argparse.ArgumentParser):
         raise SettingsError(message)
 
 
-def _whole(text: str) -> int:
+def parse_whole_number(text: str) -> int:
     """Convert an argument that is a whole number."""
     number = as_int(text)
     if type(number) is not int:

@@ -59,7 +59,9 @@ def require_algorithm(named: str | None, algo: object, run_dir: str | Path) -> N
     """Raise `SettingsError` if an algorithm is `named` that is not `algo`, that of the run."""
     row = ALGORITHMS.get(named or "")
     if named is not None and named != algo and (row is None or row is not ALGORITHMS.get(str(algo))):
-        raise SettingsError(f"{run_dir} is a run of {algo}, not of {named}; leave --algo out, or name that")
+        raise SettingsError(
+            f"{run_dir} is a run of {algo}, not of {named}; leave the algorithm out, or give --algo {algo}"
+        )
 
 
 def _import(name: str, module: str) -> Any:

@@ -22,7 +22,7 @@ from jaxrl.envs import atari
 from jaxrl.envs.base import VecEnv, VecEnvState, zero_invalid_rows
 from jaxrl.envs.host import HostEnv, HostStep
 from jaxrl.envs.suites import check_flag, check_id
-from jaxrl.errors import SettingsError, error_text, require_extra
+from jaxrl.errors import MissingError, SettingsError, error_text, require_extra
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_struct
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
@@ -110,7 +110,7 @@ def ale_env(name: str, /, *, life_loss: bool | float = False, **params: Any) -> 
 def _check_version(version: str) -> None:
     if tuple(int(part) for part in version.split(".")[:3] if part.isdecimal()) < LEAST_VERSION:
         least = ".".join(map(str, LEAST_VERSION))
-        raise SettingsError(f"{PREFIX}NAME needs ale-py {least}, and {version} is installed: pip install -U ale-py")
+        raise MissingError(f"{PREFIX}NAME needs ale-py {least}, and {version} is installed: pip install -U ale-py")
 
 
 class _Maker(NamedTuple):

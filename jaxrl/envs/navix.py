@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep
 from jaxrl.envs.suites import KEY, check_flag, check_id, convert_params, make_box, reads_key
-from jaxrl.errors import SettingsError, suggest
+from jaxrl.errors import MissingError, SettingsError, suggest
 from jaxrl.spaces import Box, Discrete, EnvSpec, space_struct
 from jaxrl.trees import Array, Key, PyTree, make_key
 
@@ -63,7 +63,7 @@ def _import_navix() -> Any:
     try:
         return importlib.import_module("navix")
     except ImportError as error:
-        raise SettingsError(
+        raise MissingError(
             f"environments of Navix need navix, which no extra of jaxrl installs ({error}): pip install navix"
         ) from None
 

@@ -1,5 +1,6 @@
 """Environments by name: the table behind `make_env` and `--env`."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -111,6 +112,12 @@ def module_to_import(name: str) -> str | None:
     module, colon, _ = name.removeprefix(PREFIX).rpartition(":")
     named = all(part.isidentifier() for part in module.split("."))
     return module if colon and named and module not in SUITES else None
+
+
+def is_imported(name: str) -> bool:
+    """Return whether `make_env` may call the code behind `name`: that of a user's module only once it is imported."""
+    module = module_to_import(name)
+    return module is None or name in _REGISTERED or (name.startswith(PREFIX) and module in sys.modules)
 
 
 def env_names() -> list[str]:

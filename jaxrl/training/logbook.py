@@ -120,7 +120,9 @@ class Logbook:
                 if type(row.get("env_steps")) is int:  # a row may come from anyone
                     self._continue_curve(row)
                     if self._console is not None:
-                        self._console.recall(row)
+                        self._console.recall(
+                            {**row, **{name: _finite(row.get(name)) for name in ("eval_reward", "confirm_score")}}
+                        )
         for note in notes:
             self.event("note", note)
         if resume:

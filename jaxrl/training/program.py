@@ -414,7 +414,7 @@ def jit_warm_up(strategy: Strategy) -> Any:
 
 
 def warm_up_anew(strategy: Strategy, saved: Saved, key: Array) -> Saved:
-    """Return a fresh state with initial weights after a warm-up that they have acted, if it depends on them; donated.
+    """Return a fresh state whose initial weights have acted in its warm-up, if that depends on them; donated.
 
     Of several processes, all call it.
     """

@@ -345,4 +345,6 @@ def test_a_flag_that_nothing_reads_is_noted(args: list[str], names: str) -> None
         "send": ["--env", "gymnasium:CartPole-v1"],
     }
     own = next(flags for name, flags in used.items() if name in names)
-    assert not [note for note in parse([*args, *own]).notes if note.startswith("nothing reads")]
+    swept = ["--sweep", "buffer.prioritised=False,True", "agent.munchausen=0,0.9"]
+    for more in (own, swept):
+        assert not [note for note in parse([*args, *more]).notes if note.startswith("nothing reads")]

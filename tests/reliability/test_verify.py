@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,42 @@ def test_shapes_are_compared_with_the_settings(run: Path, capsys: pytest.Capture
     code, lines, _ = verified(run, capsys)
     assert code == 6
     assert all(re.search(r"buffer.* \[64.* expected \[128", line) for line in lines)
+
+
+def set_line(run: Path, line: str) -> None:
+    """Change one setting in the file of a run."""
+    config, name = (run / "config.yaml").read_text(), line.partition(":")[0]
+    (run / "config.yaml").write_text(re.sub(rf"(?m)^( *){name}: .*$", rf"\1{line}", config, count=1))
+
+
+@pytest.mark.parametrize(
+    ("line", "flags"),
+    [
+        ("capacity: 3", ()),
+        ("warmup: -5", ()),
+        ("batch_size: 0", ()),
+        ("env: CartPole-v9", ()),
+        ("keep: 0", ("--env", "CartPole-v1")),
+    ],
+)
+def test_settings_that_cannot_work_are_damage_and_the_rest_is_checked(
+    run: Path, capsys: pytest.CaptureFixture[str], line: str, flags: tuple[str, ...]
+) -> None:
+    set_line(run, line)
+    code, lines, errors = verified(run, capsys, *flags)
+    assert (code, len(lines)) == (6, 4)
+    assert errors.startswith("config.yaml: ")
+
+
+@pytest.mark.parametrize("env", ["my_package.envs:make", "gymnasium:my_package:Maze-v0", "pgx:go_9x9"])
+def test_code_that_is_not_here_is_no_damage(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, env: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pgx", None)
+    set_line(run, f"env: {env}")
+    code, lines, errors = verified(run, capsys)
+    assert (code, len(lines)) == (0, 4)
+    assert "cannot be rebuilt here" in errors
 
 
 Lines = list[str]

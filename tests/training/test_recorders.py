@@ -136,6 +136,22 @@ def test_after_a_resumption_the_returns_before_it_are_the_last_and_the_best(
     assert "  last 5  best 9" in first
 
 
+def test_rows_without_numbers_are_no_returns_before_a_resumption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "PLAIN_S", 0.0)
+    how = {"eval_interval": 10, "confirm_best": False, "run_dir": tmp_path / "run", "quiet": True}
+    jaxrl.Trainer(counting(), max_opts=20, evaluator=Scripted([9.0], [5.0]), **how).train()
+    log, out = tmp_path / "run" / "metrics.jsonl", io.StringIO()
+    log.write_text(log.read_text().replace('"eval_reward": 5.0', '"eval_reward": "x"'))
+    recorders = [ConsoleRecorder(Console(file=out, soft_wrap=True))]
+    resumed = {"resume": True, "evaluator": Scripted([6.0]), "recorders": recorders}
+    with pytest.warns(UserWarning, match="was changed"):
+        jaxrl.Trainer(counting(), max_opts=30, **resumed, **how).train()
+    assert "last -  best 9" in out.getvalue()
+    assert "left out" not in capsys.readouterr().err
+
+
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Return what shows rows on a terminal of `width` columns, or in a file, at a moment without a live line."""

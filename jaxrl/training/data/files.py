@@ -1,4 +1,4 @@
-"""Data sets on disk: atomic writing, and reading with full validation before training."""
+"""Data sets on disk: atomic writing and reading."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl import spaces
 from jaxrl.buffers.dataset import SYNONYMS, Dataset, arrays_of, require_dataset, validate
 from jaxrl.envs.host import PREFIX
-from jaxrl.errors import DISK_ERRORS, SettingsError, StorageError, error_text, require_extra
+from jaxrl.errors import DISK_ERRORS, MissingError, SettingsError, StorageError, error_text, require_extra
 from jaxrl.paths import local, reason_of_path
 from jaxrl.spaces import EnvSpec
 from jaxrl.training.storage.files import new_file
@@ -77,7 +77,7 @@ def load_dataset(*files: str | Path, spec: EnvSpec | None = None, sha256: str | 
     data = Dataset(parts[0].spec, *arrays)
     found = digest(arrays_of(data))
     if sha256 and found != sha256:
-        raise SettingsError(
+        raise MissingError(
             f"{', '.join(names)} is not what the run was trained on (sha256 {found[:12]}..., expected "
             f"{sha256[:12]}...); bring that data set back, or begin another run"
         )
@@ -108,7 +108,7 @@ def _load(file: str, spec: EnvSpec | None) -> Dataset:
 def _read(file: str) -> dict[str, np.ndarray]:
     """Return the entries of an `.npz` file under jaxrl's names."""
     if Path(file).exists() and not Path(file).is_file():
-        raise SettingsError(f"cannot read {file}: it is no regular file; expected an .npz file")
+        raise MissingError(f"cannot read {file}: it is no regular file; expected an .npz file")
     try:
         archive = np.load(file, allow_pickle=False)
         if isinstance(archive, np.ndarray):
@@ -119,9 +119,9 @@ def _read(file: str) -> dict[str, np.ndarray]:
     except SettingsError:
         raise
     except OSError as error:
-        raise SettingsError(f"cannot read {file}: {reason_of_path(error)}") from error
+        raise MissingError(f"cannot read {file}: {reason_of_path(error)}") from error
     except Exception as error:  # a damaged archive may raise any error of zipfile, zlib or NumPy
-        raise SettingsError(f"cannot read {file}: expected an .npz file of plain arrays, undamaged") from error
+        raise MissingError(f"cannot read {file}: expected an .npz file of plain arrays, undamaged") from error
 
 
 def _rename(name: str) -> str:
@@ -156,7 +156,7 @@ def _read_minari(name: str, spec: EnvSpec | None) -> tuple[dict[str, np.ndarray]
         found = minari.load_dataset(name)
         episodes = [_episode(episode) for episode in found.iterate_episodes()]
     except Exception as error:  # its storage may raise anything for an invalid name or a damaged file
-        raise SettingsError(
+        raise MissingError(
             f"Minari cannot read {name!r} on this machine ({error_text(error)}); fetch it with: minari download {name}"
         ) from error
     if not episodes:

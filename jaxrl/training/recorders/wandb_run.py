@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from jaxrl.errors import SettingsError, require_extra
+from jaxrl.errors import MissingError, require_extra
 from jaxrl.training.recorders.base import Histogram, Row, RunInfo, Video, numbers_of
 from jaxrl.training.recorders.service import Service, ServiceRecorder, best_files, events_of, films, summary_of
 
@@ -36,7 +36,7 @@ def wandb_recorder(**init: Any) -> ServiceRecorder:
     """Return a recorder for Weights & Biases; `init` are arguments of `wandb.init`, such as `project="pendulum"`.
 
     Raises:
-      SettingsError: the package is missing, or there is no API key for the server.
+      MissingError: the package is missing, or there is no API key for the server.
     """
     require_extra("wandb", "runs recorded by wandb")
     _require_key(init.get("mode") or os.environ.get("WANDB_MODE", "online"))
@@ -153,14 +153,14 @@ def _services() -> set[int]:
 
 
 def _require_key(mode: str) -> None:
-    """Raise `SettingsError` if the server needs an API key and there is none: wandb would prompt for it."""
+    """Raise `MissingError` if the server needs an API key and there is none: wandb would prompt for it."""
     if mode != "online" or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return
     host = urlsplit(os.environ.get("WANDB_BASE_URL", HOST)).hostname or ""
     files = [os.environ.get("NETRC"), *(Path.home() / name for name in (".netrc", "_netrc"))]
     if any(_knows(Path(file), host) for file in files if file):
         return
-    raise SettingsError(
+    raise MissingError(
         f"wandb has no key for {host}; run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline to write files "
         "that `wandb sync` uploads later"
     )
