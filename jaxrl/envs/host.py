@@ -5,6 +5,7 @@ Environments written in JAX can be stepped by actors too, on the host or on anot
 
 import importlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl import spaces
-from jaxrl.env_process import UNGUARDED, EnvMaker, block_signals
+from jaxrl.env_process import UNGUARDED, EnvMaker, mask_signals
 from jaxrl.envs.base import Env, VecEnv
 from jaxrl.errors import ActorError, SettingsError, error_text, require_extra, suggest
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
@@ -334,7 +335,7 @@ class _Gymnasium:
         if start is None:
             return
         try:
-            with block_signals():
+            with mask_signals(signal.SIG_BLOCK):
                 self._call(start)
         except BaseException:
             self._kill()
