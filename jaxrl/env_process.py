@@ -64,20 +64,23 @@ class EnvError(Exception):
 class EnvMaker:
     """Maker of an environment; in another process, the environment is supervised and reports its exceptions."""
 
-    def __init__(self, make: Callable[[], Any] | None, pickled: bytes = b"", spaces: bytes = b"") -> None:
-        """Store the function, or its pickle, which is loaded only when needed, since it may import slow modules."""
-        self._make, self._pickled, self._spaces = make, pickled, spaces
+    def __init__(self, make: Callable[[], Any] | None, file: str) -> None:
+        """Store the function, and the path of a file through which it reaches the processes."""
+        self._make, self._file = make, file
 
     def __reduce__(self) -> Any:
-        """Pickle the function by cloudpickle, so that it may be a local one."""
-        return EnvMaker, (None, cloudpickle.dumps(self._make), self._spaces)
+        """Pickle the path alone: the learner would wait forever for a process to read more than fits into a pipe."""
+        return EnvMaker, (None, self._file)
 
     def __call__(self) -> Any:
         """Make the environment; where that fails in another process, one whose `reset` raises the exception."""
         if self._make is not None:
+            pickled = cloudpickle.dumps(self._make)  # by cloudpickle, so that it may be a local function
             # Gymnasium makes one here before it starts processes, and asks each of those for its spaces.
             env = _Unmasked(self._make)
-            self._spaces = cloudpickle.dumps((env.observation_space, env.action_space))
+            spaces = cloudpickle.dumps((env.observation_space, env.action_space))
+            with open(self._file, "wb") as file:
+                pickle.dump((pickled, spaces), file)
             return env
         parent = parent_process()
         assert parent is not None, "pickled for a child process"
@@ -85,10 +88,12 @@ class EnvMaker:
             signal.signal(number, ignore)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         supervise(parent.sentinel)
+        with open(self._file, "rb") as file:
+            pickled, spaces = pickle.load(file)
         try:
-            return _Reporting(pickle.loads(self._pickled)())
+            return _Reporting(pickle.loads(pickled)())  # which may import slow modules, so not before the supervision
         except Exception as error:
-            observation_space, action_space = pickle.loads(self._spaces)
+            observation_space, action_space = pickle.loads(spaces)
             return _Failed(observation_space, action_space, report_of(error))
 
 
