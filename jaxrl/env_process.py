@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 
 from jaxrl.errors import describe_error, safe_str
-from jaxrl.supervisor import supervise
+from jaxrl.supervisor import ignore, supervise
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals that the learner handles for the processes of its environments."""
@@ -34,13 +34,14 @@ def exit_if_importing() -> None:
 
 
 @contextmanager
-def block_signals() -> Iterator[None]:
-    """Block `SIGNALS` in processes that are started inside, until their `EnvMaker` ignores them.
+def mask_signals(how: int) -> Iterator[None]:
+    """Block or unblock `SIGNALS`, as `how` says, in this thread and in processes that are started inside.
 
-    Ctrl-C goes to all processes of a terminal, and would end those that still import their modules in tracebacks.
+    Ctrl-C goes to all processes of a terminal, and would end those that still import their modules in tracebacks, so
+    they start with the signals blocked, until their `EnvMaker` ignores them.
     """
     resource_tracker.ensure_running()  # Python unblocks them when it starts it
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before = signal.pthread_sigmask(how, SIGNALS)
     try:
         yield
     finally:
@@ -63,31 +64,36 @@ class EnvError(Exception):
 class EnvMaker:
     """Maker of an environment; in another process, the environment is supervised and reports its exceptions."""
 
-    def __init__(self, make: Callable[[], Any] | None, pickled: bytes = b"", spaces: bytes = b"") -> None:
-        """Store the function, or its pickle, which is loaded only when needed, since it may import slow modules."""
-        self._make, self._pickled, self._spaces = make, pickled, spaces
+    def __init__(self, make: Callable[[], Any] | None, file: str) -> None:
+        """Store the function, and the path of a file through which it reaches the processes."""
+        self._make, self._file = make, file
 
     def __reduce__(self) -> Any:
-        """Pickle the function by cloudpickle, so that it may be a local one."""
-        return EnvMaker, (None, cloudpickle.dumps(self._make), self._spaces)
+        """Pickle the path alone: the learner would wait forever for a process to read more than fits into a pipe."""
+        return EnvMaker, (None, self._file)
 
     def __call__(self) -> Any:
         """Make the environment; where that fails in another process, one whose `reset` raises the exception."""
         if self._make is not None:
-            env = self._make()
+            pickled = cloudpickle.dumps(self._make)  # by cloudpickle, so that it may be a local function
             # Gymnasium makes one here before it starts processes, and asks each of those for its spaces.
-            self._spaces = cloudpickle.dumps((env.observation_space, env.action_space))
+            env = _Unmasked(self._make)
+            spaces = cloudpickle.dumps((env.observation_space, env.action_space))
+            with open(self._file, "wb") as file:
+                pickle.dump((pickled, spaces), file)
             return env
         parent = parent_process()
         assert parent is not None, "pickled for a child process"
         for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, ignore)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         supervise(parent.sentinel)
+        with open(self._file, "rb") as file:
+            pickled, spaces = pickle.load(file)
         try:
-            return _Reporting(pickle.loads(self._pickled)())
+            return _Reporting(pickle.loads(pickled)())  # which may import slow modules, so not before the supervision
         except Exception as error:
-            observation_space, action_space = pickle.loads(self._spaces)
+            observation_space, action_space = pickle.loads(spaces)
             return _Failed(observation_space, action_space, report_of(error))
 
 
@@ -96,6 +102,21 @@ def report_of(error: Exception) -> EnvError:
     report = EnvError(describe_error(error))
     report.add_note("".join(traceback.format_exception(error)))
     return report
+
+
+class _Unmasked:
+    """An environment made and closed with `SIGNALS` unblocked, also for processes that it starts and ends by them."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        with mask_signals(signal.SIG_UNBLOCK):
+            self._env = make()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def close(self) -> None:
+        with mask_signals(signal.SIG_UNBLOCK):
+            self._env.close()
 
 
 class _Failed:

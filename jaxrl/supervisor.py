@@ -37,7 +37,7 @@ def supervise(lifeline: int) -> None:
         os.setsid()
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
-    handlers = {signal.SIGINT: _ignore, signal.SIGTERM: _ignore, signal.SIGCHLD: _ignore, END: _ignore}
+    handlers = {signal.SIGINT: ignore, signal.SIGTERM: ignore, signal.SIGCHLD: ignore, END: ignore}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     supervisor = os.getpid()
@@ -74,8 +74,8 @@ def _set_process(setting: int, value: int) -> bool:
     return False
 
 
-def _ignore(*signal: object) -> None:
-    pass
+def ignore(number: int, frame: object) -> None:
+    """Handle a signal by doing nothing; unlike this handler, `SIG_IGN` would be inherited by child programs."""
 
 
 def _supervise(child: int, lifeline: int, awake: int, wake: int) -> NoReturn:

@@ -175,6 +175,20 @@ class Starting(Counting):
                 log.write(f"{os.getpid()} {child.pid}\n")
 
 
+class Ending(Counting):
+    """Start a process, end it in `close`, and write to a file how it ended."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self.file, self.child = file, subprocess.Popen(["sleep", "100"])
+
+    def close(self) -> None:
+        self.child.terminate()
+        code = self.child.wait(20)
+        with open(self.file, "a") as log:
+            log.write(f"{code}\n")
+
+
 class Unopened(Counting):
     """In another process: with a file, write to it and hang in the constructor; without one, raise there."""
 

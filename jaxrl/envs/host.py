@@ -5,7 +5,9 @@ Environments written in JAX can be stepped by actors too, on the host or on anot
 
 import importlib
 import os
+import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl import spaces
-from jaxrl.env_process import UNGUARDED, EnvMaker, block_signals
+from jaxrl.env_process import UNGUARDED, EnvMaker, mask_signals
 from jaxrl.envs.base import Env, VecEnv
 from jaxrl.errors import ActorError, SettingsError, error_text, require_extra, suggest
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
@@ -322,8 +324,9 @@ class _Gymnasium:
         self._env = kind.__new__(kind)
         if processes:
             # Spawned, because a forked process may hang if JAX runs threads.
-            makers = [EnvMaker(partial(_make_checked, make))] * num_envs
-            self._start: Callable[[], None] | None = partial(self._env.__init__, makers, context="spawn", **mode)
+            start = partial(self._env.__init__, context="spawn", **mode)
+            makers = lambda file: [EnvMaker(partial(_make_checked, make), file)] * num_envs
+            self._start: Callable[[str], None] | None = lambda file: start(makers(file))
         else:
             self._start = None
             self._env.__init__([partial(_make_checked, make)] * num_envs, **mode)
@@ -334,8 +337,8 @@ class _Gymnasium:
         if start is None:
             return
         try:
-            with block_signals():
-                self._call(start)
+            with tempfile.NamedTemporaryFile() as file, mask_signals(signal.SIG_BLOCK):
+                self._call(partial(start, file.name))  # which ends when all processes have read the file
         except BaseException:
             self._kill()
             raise

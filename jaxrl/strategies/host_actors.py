@@ -117,8 +117,6 @@ class ActorFns(NamedTuple):
     """Whether the processor has statistics, which are then published during the warm-up, too."""
     publish: Callable[[PyTree], tuple[PyTree, PyTree]]
     """`(state) -> (agent, stats)`: the part of the training state needed to act."""
-    reset_stats: Callable[[PyTree], PyTree]
-    """`(state) -> state` with the statistics from before the first observation."""
     push: Callable[[bool, PyTree, PyTree, Array], PyTree] | None
     """`(learns, state, arrival, t) -> state`: push block `t`, and merge its statistics if it `learns` from them."""
 
@@ -363,7 +361,6 @@ def make_actor_fns(
         merge_stats=processor.merge_stats,
         learns=bool(jax.tree.leaves(nothing)),
         publish=lambda state: (sent(state.agent), processor.get_stats(state.processor)),
-        reset_stats=partial(reset_stats, processor, host_actors),
         push=push,
     )
 
@@ -377,10 +374,9 @@ def init_stats(processor: Processor, host_actors: HostActors) -> PyTree:
     return processor.for_actors.get_stats(processor.init(space_zeros(host_actors.env.spec.observation_space, 1)))
 
 
-def reset_stats(processor: Processor, host_actors: HostActors, state: Any) -> Any:
-    """Return the training `state` with the statistics of `processor` from before the first observation."""
-    stats = init_stats(processor, host_actors)
-    return state._replace(processor=processor.for_actors.set_stats(state.processor, stats))
+def reset_stats(processor: Processor, state: PyTree, host_actors: HostActors) -> PyTree:
+    """Return `state` of the learner's `processor` with the statistics from before the first observation."""
+    return processor.for_actors.set_stats(state, init_stats(processor, host_actors))
 
 
 # --- learner ----------------------------------------------------------------------------------------------------
@@ -415,8 +411,9 @@ def with_actors(
     taking: Any = partial(_receive, collector, host_actors)
 
     def init(key: Key) -> PyTree:
+        state = begin(key)
         # The statistics sent by the actors include the first observations, so the learner's start empty.
-        return reset_stats(collector.processor, host_actors, begin(key))
+        return state._replace(processor=reset_stats(collector.processor, state.processor, host_actors))
 
     def take_up(learns: bool, state: PyTree, arrival: PyTree, t: Array) -> PyTree:
         learnt, items, _ = taking(state, None, t, arrival)

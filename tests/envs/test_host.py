@@ -1,7 +1,9 @@
 """Environments on the host: no junk at an episode's end, true successors, the bookkeeping of `vectorise`."""
 
 import multiprocessing
+import signal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -11,7 +13,7 @@ import pytest
 from toys_actors import counter
 from toys_agents import begun
 from toys_envs import counting, forget_envs
-from toys_gymnasium import Counting, Frames, Locks, Telling, Unopened
+from toys_gymnasium import Counting, Ending, Frames, Locks, Telling, Unopened
 
 import jaxrl
 from jaxrl.env_process import EnvError
@@ -29,6 +31,13 @@ def walk(envs: HostVectorEnv, steps: int) -> list[Any]:
         return [envs.step(np.zeros(envs.num_envs, np.int32)) for _ in range(steps)]
     finally:
         envs.close()
+
+
+def test_environments_in_processes_end_by_signals_what_they_have_started(tmp_path: Path):
+    make = partial(Ending, str(tmp_path / "ended"))
+    walk(HostVectorEnv(jaxrl.gymnasium_envs(gymnasium_spec(Counting()), make), 1, 0, processes=True), 1)
+    codes = (tmp_path / "ended").read_text().split()
+    assert codes == [str(-signal.SIGTERM)] * 2  # here, where one is made for its spaces, and in its process
 
 
 @pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -264,9 +264,11 @@ def test_what_was_learnt_of_observations_and_rewards_is_taken_up_again_by_a_run_
     assert float(policy.params.processor[0][0].count) == 2 * 4 * 17
 
 
+@pytest.mark.parametrize("initialised", [False, True])
 def test_a_warm_up_that_was_stopped_is_in_the_statistics_of_the_resumed_run_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    initialised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    """Of a run that is initialised from another, they go on from those of the other."""
     handle = jaxrl.Interrupt()
 
     class Stopping(Counting):
@@ -275,14 +277,15 @@ def test_a_warm_up_that_was_stopped_is_in_the_statistics_of_the_resumed_run_once
                 handle.stop()
             return super().step(action)
 
-    strategy, settings = with_settings(shared(3), max_lag=0), {**QUIET, "run_dir": str(tmp_path)}
+    strategy, whole = with_settings(shared(3), max_lag=0), str(tmp_path / "whole")
+    counts = np.array(moments_of(strategy, jaxrl.Trainer(strategy, max_opts=24, run_dir=whole, **QUIET).train().state))
+    settings = {**QUIET, "run_dir": str(tmp_path / "stopped"), "init_from": whole if initialised else None}
     monkeypatch.setitem(MAKE, "make", Stopping)
     stopped = jaxrl.Trainer(strategy, max_opts=24, interrupt=handle, **settings).train()
-    assert (stopped.summary["opt_steps"], moments_of(strategy, stopped.state)[0] > 0) == (0, True)
+    assert (stopped.summary["opt_steps"], moments_of(strategy, stopped.state)) == (0, [*(initialised * counts)])
     monkeypatch.setitem(MAKE, "make", Counting)
     resumed = jaxrl.Trainer(strategy, max_opts=24, resume=True, **settings).train()
-    whole = jaxrl.Trainer(strategy, max_opts=24, **QUIET).train()
-    assert moments_of(strategy, resumed.state) == moments_of(strategy, whole.state)
+    assert moments_of(strategy, resumed.state) == [*((1 + initialised) * counts)]
 
 
 def test_the_rounds_by_which_actors_fill_replay_anew_are_in_no_statistics(tmp_path: Path):

@@ -165,10 +165,15 @@ def test_what_processes_of_environments_have_started_ends_with_a_run_that_succee
 
 
 UNGUARDED = """
-from toys_actors import counter, replaying, train
+from toys_actors import replaying, train
+from toys_gymnasium import Counting
+
+import jaxrl
+from jaxrl.envs.host import gymnasium_spec
 
 print("begun", flush=True)
-train(replaying(counter(), actors=1, processes=True), 8)
+make = lambda more_than_a_pipe_holds=bytes(10**6): Counting()
+train(replaying(jaxrl.gymnasium_envs(gymnasium_spec(Counting()), make), actors=1, processes=True), 8)
 """
 
 

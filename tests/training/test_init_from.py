@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from toys_actors import counter, replaying, rollouts
 from toys_agents import equal
 from toys_envs import counting
 from toys_trainer import normalising_dqn, small_dqn
@@ -90,6 +91,15 @@ def test_statistics_of_observations_go_with_the_networks(tmp_path: Path) -> None
     new = begun(normalising_dqn(), init_from=str(tmp_path / "old"))
     moments = lambda state: jax.tree.leaves(state.processor[0].moments)
     assert equal(moments(new), moments(old))
+
+
+@pytest.mark.parametrize("make", [replaying, rollouts])
+def test_actors_go_on_from_the_statistics_of_the_other_run(make: Any, tmp_path: Path) -> None:
+    strategy = make(counter(), processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()))
+    state = lambda **settings: jaxrl.Trainer(strategy, **{**SETTINGS, "max_opts": 8, **settings}).train().state
+    count = lambda **settings: float(strategy.policy.params(state(**settings)).processor[0][0].count)
+    old = count(run_dir=str(tmp_path / "old"))
+    assert count(init_from=str(tmp_path / "old")) == 2 * old > 0
 
 
 @pytest.mark.slow

@@ -84,9 +84,7 @@ class RemoteContext:
         self._sending = threading.Lock()
         try:
             # Send only the functions that a player calls.
-            self.script = cloudpickle.dumps(
-                actor_fns._replace(push=None, publish=never_called, reset_stats=never_called, arrival=None)
-            )
+            self.script = cloudpickle.dumps(actor_fns._replace(push=None, publish=never_called, arrival=None))
         except Exception as error:
             raise SettingsError(
                 f"actor_engine {actor_fns.config.actor_engine} sends the environment and the agent to other processes, "

@@ -19,7 +19,7 @@ from typing import Any
 
 import cloudpickle
 
-from jaxrl.supervisor import SUPPORTED, end_with_children
+from jaxrl.supervisor import SUPPORTED, end_with_children, ignore
 from jaxrl.training.actors.distant import WorkerDied
 from jaxrl.training.actors.worker import Worker
 
@@ -133,17 +133,13 @@ def _how(code: int | None) -> str:
 def main(calls: int, asides: int) -> None:
     """Serve calls through two pipes; ignore SIGINT and SIGTERM."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the learner handles them, and may still save
-        signal.signal(number, _heedless)
+        signal.signal(number, ignore)
     for handle in (calls, asides):
         os.set_inheritable(handle, False)  # a child process of an environment would keep them open
     worker = Worker()
     # A separate thread for the second pipe: the main one may be in a call of the environment.
     threading.Thread(target=_serve, args=(worker, Connection(asides)), name="asides", daemon=True).start()
     _serve(worker, Connection(calls))
-
-
-def _heedless(number: int, frame: Any) -> None:
-    """Handle a signal by doing nothing; unlike this handler, `SIG_IGN` would be inherited by child programs."""
 
 
 def _serve(worker: Worker, line: Connection) -> None:

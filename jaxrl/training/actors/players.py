@@ -35,8 +35,6 @@ class Programs(NamedTuple):
     """`(state, sums, arrival, t) -> (state, sums)`, optionally with `EpisodeEnds`; the state and sums are donated."""
     push: Callable[..., Any]
     """`(learns, state, arrival, t) -> state`; the state is donated."""
-    reset_stats: Callable[..., Any]
-    """`(state) -> state`; the state is donated."""
     publish: Callable[..., Any]
     begin: Callable[..., Any]
     first: Callable[..., Any]
@@ -51,7 +49,6 @@ def programs(actor_fns: ActorFns, run: Callable[..., Any]) -> Programs:
     return Programs(
         run=run,
         push=jax.jit(actor_fns.push or (lambda learns, state, arrival, t: state), static_argnums=0, donate_argnums=1),
-        reset_stats=jax.jit(partial(actor_fns.reset_stats), donate_argnums=0),
         # Copies: the state is donated to the next iteration, while actors still use these parameters.
         publish=jax.jit(lambda state: jax.tree.map(lambda x: x.copy(), actor_fns.publish(state))),
         # A new `partial` each: otherwise JAX would reuse programs traced with other forms.

@@ -152,6 +152,8 @@ class ActorPool:
         """Numbers of the blocks that refill a buffer saved without its contents."""
         self._fill = range(0)
         """Numbers of the blocks to push before the next iteration."""
+        self._processor: PyTree = None
+        """State of the processor before the warm-up."""
         self._arrived: list[Block] = []
         """The blocks of the latest round."""
         self._lags: list[float] = [0.0, 0.0, 0.0]
@@ -177,10 +179,12 @@ class ActorPool:
         endings: list[EpisodeEnds] = []
         # Start with the first call: the actors' keys come from the state.
         if not self._threads:
-            state = self._start(state, t)
+            self._start(state, t)
         while t < stop:
             arrival = self._receive(t)
             if arrival is None:
+                if t == 0:  # a resumed run makes the whole warm-up again
+                    state = state._replace(processor=self._processor)
                 break
             # A block that only fills the buffer is not an iteration: it moves no counter and no sum.
             if self._fill:
@@ -276,10 +280,9 @@ class ActorPool:
         agent, learnt = self.programs.publish(state) if due else (None, ())
         self._server.finish_round(agent, t * self._opts, learnt)
 
-    def _start(self, state: PyTree, t: int) -> PyTree:
-        """Start the actors; return the state to go on from: a warm-up that was interrupted begins anew."""
-        if t == 0 and self.actor_fns.learns:
-            state = self.programs.reset_stats(state)
+    def _start(self, state: PyTree, t: int) -> None:
+        # A copy: the state is donated to the warm-up.
+        self._processor = jax.tree.map(lambda x: x.copy(), state.processor) if t == 0 else None
         self._fill = self.refill if t else range(self.actor_fns.fill)
         random = self.actor_fns.fill if self.actor_fns.random_fill and not t else 0
         agent, learnt = self.programs.publish(state)
@@ -291,7 +294,6 @@ class ActorPool:
             work = lambda i=i: self._work(i)
             self._threads.append(threading.Thread(target=bind_context(work), name=f"actor {i}", daemon=True))
             self._threads[-1].start()
-        return state
 
     def _cast(self, parts: list[Part]) -> list[Player | DistantPlayer]:
         """Return the players, local or remote."""
