@@ -469,7 +469,7 @@ def unread(settings: Mapping[str, Any]) -> frozenset[str]:
     elif known.get("atoms") == 0:
         of_returns = ("v_min", "v_max", "critic_loss")
     parts = {"agent": known, "buffer": settings.get("buffer")}
-    off = {name for name, switch in READ_WITH.items() if not _lookup(parts, switch, True)}
+    off = {name for name, switch in READ_WITH.items() if not _is_on(parts, switch)}
     if "rollout" in settings:
         off.add("send")
     if not settings.get("demos") and "demos" not in settings.get("custom", ()):
@@ -479,9 +479,10 @@ def unread(settings: Mapping[str, Any]) -> frozenset[str]:
     return frozenset((*off, *(f"agent.{name}" for name in (*of_returns, *of_core) if name != "core")))
 
 
-def _lookup(parts: Mapping[str, Any], name: str, missing: Any) -> Any:
-    part, _, field = name.partition(".")
-    return parts[part].get(field, missing) if isinstance(parts[part], Mapping) else missing
+def _is_on(parts: Mapping[str, Any], switch: str) -> bool:
+    """Return whether a setting is on; one that a part lacks may be another's, and counts as on."""
+    part, _, field = switch.partition(".")
+    return bool(parts[part].get(field, True)) if isinstance(parts[part], Mapping) else True
 
 
 def _is_stepped_on_device(env: str) -> bool:
