@@ -164,19 +164,24 @@ def rebuild_strategy(run_dir: Path, options: Namespace, problems: Problems) -> t
         )
     given = {name: words for name in NAMED_AGAIN if (words := vars(options)[name])}
     flags = [word for name, words in given.items() for word in (f"--{name.replace('_', '-')}", *words)]
+    resumed = ["--resume", str(run_dir)]
     try:
-        parse(["--resume", str(run_dir)]).config.check()
+        request = parse(resumed)
+        request.config.check()
     except JaxrlError as error:
         if not is_missing(error):
             problems.add(f"{CONFIG}: {error}")
             return None, None
-    try:
-        request = parse(["--resume", str(run_dir), *flags])
-        request.config.check()
-    except JaxrlError as error:
-        if not is_missing(error):
-            raise
-        return None, _cannot_rebuild(run_dir, error)
+        if not given:
+            return None, _cannot_rebuild(run_dir, error)
+    if given:
+        try:
+            request = parse([*resumed, *flags])
+            request.config.check()
+        except JaxrlError as error:
+            if not is_missing(error):
+                raise
+            return None, _cannot_rebuild(run_dir, error)
     config = request.config
     old = {name: settings.get(name) for name in given if name != "data"}
     differing = changes(old, {name: plain(vars(config)[name]) for name in old})
