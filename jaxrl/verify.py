@@ -16,16 +16,17 @@ from jaxrl.cli.main import (  # first: it installs signal handlers
 
 # isort: split
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxrl.agents.outside import made_by_hand
 from jaxrl.cli.algos import build
-from jaxrl.cli.config import parse
+from jaxrl.cli.config import Request, parse
 from jaxrl.cli.outside import admit, admit_algorithm, require_algorithm
 from jaxrl.envs.registry import is_imported, is_path, module_to_import
 from jaxrl.errors import JaxrlError, MissingError, NoCheckpointError, SettingsError, print_line, print_stderr
@@ -138,6 +139,14 @@ def _verify(run_dir: Path, options: Namespace, opened: dict[Path, Saves], proble
     return pairs, obstacle
 
 
+class _Damaged(Exception):
+    """The settings of a run cannot be read, or fit nothing that jaxrl trains."""
+
+
+class _NotHere(Exception):
+    """A run needs code, data or parts made in Python that are not here."""
+
+
 def rebuild_strategy(run_dir: Path, options: Namespace, problems: Problems) -> tuple[Strategy | None, str | None]:
     """Build the strategy that `config.yaml` describes; otherwise return why not, unless it is damaged.
 
@@ -145,56 +154,83 @@ def rebuild_strategy(run_dir: Path, options: Namespace, problems: Problems) -> t
       SettingsError: what `options` name is not what the run was trained with.
     """
     try:
+        return _rebuild(run_dir, options), None
+    except _NotHere as obstacle:
+        return None, str(obstacle)
+    except _Damaged as damage:
+        problems.add(f"{CONFIG}: {damage}")
+        return None, None
+
+
+def _rebuild(run_dir: Path, options: Namespace) -> Strategy:
+    try:
         settings = read_settings(run_dir)
     except JaxrlError as error:
-        problems.add(f"{CONFIG}: {error}")
-        return None, None
-    algo, custom = settings.get("algo"), settings.get("custom") or []
-    if parts := made_by_hand(algo, custom if isinstance(custom, list) else [custom]):
-        return None, (
-            f"{run_dir} has parts made in Python ({', '.join(map(str, parts))}), so that its settings do not "
-            "rebuild it: shapes are not compared with them, and --replay must be left out"
-        )
-    require_algorithm(options.algo, algo, run_dir)
-    if isinstance(algo, str) and algo not in ALGORITHMS:
-        named = algo if module_to_import(algo) else "my_package.algos:make, the function registered as such"
-        return None, (
-            f"{run_dir} was trained by {algo}, code of your own that shapes and --replay need; name it by --algo "
-            f"{named}"
-        )
-    given = {name: words for name in NAMED_AGAIN if (words := vars(options)[name])}
-    flags = [word for name, words in given.items() for word in (f"--{name.replace('_', '-')}", *words)]
-    resumed = ["--resume", str(run_dir)]
-    try:
-        request = parse(resumed)
-        request.config.check()
-    except JaxrlError as error:
-        if not is_missing(error):
-            problems.add(f"{CONFIG}: {error}")
-            return None, None
-        if not given:
-            return None, _cannot_rebuild(run_dir, error)
-    if given:
-        try:
-            request = parse([*resumed, *flags])
-            request.config.check()
-        except JaxrlError as error:
-            if not is_missing(error):
-                raise
-            return None, _cannot_rebuild(run_dir, error)
+        raise _Damaged(error) from error
+    _require_algorithm_here(run_dir, settings, options.algo)
+    request = _parse_settings(run_dir, settings, options)
     config = request.config
-    old = {name: settings.get(name) for name in given if name != "data"}
-    differing = changes(old, {name: plain(vars(config)[name]) for name in old})
-    if found := ", ".join(str(change) for change in differing if not is_path(change.new)):
-        raise SettingsError(f"{run_dir} was trained under other settings ({found}); name its own")
     try:
-        return build(request.algo, config, teacher_of(config)), None
+        return build(request.algo, config, teacher_of(config))
     except JaxrlError as error:
         envs = [name for name in (config.env, getattr(config, "eval_env", None)) if name]
         if is_missing(error) or not all(map(is_imported, envs)):
-            return None, _cannot_rebuild(run_dir, error)
-        problems.add(f"{CONFIG}: {error}")
-        return None, None
+            raise _cannot_rebuild(run_dir, error) from error
+        raise _Damaged(error) from error
+
+
+def _require_algorithm_here(run_dir: Path, settings: Mapping[str, Any], named: str | None) -> None:
+    """Raise `_NotHere` for an algorithm that is not here, or one with parts made in Python.
+
+    Raises:
+      SettingsError: another algorithm is `named`.
+    """
+    algo, custom = settings.get("algo"), settings.get("custom") or []
+    if parts := made_by_hand(algo, custom if isinstance(custom, list) else [custom]):
+        raise _NotHere(
+            f"{run_dir} has parts made in Python ({', '.join(map(str, parts))}), so that its settings do not "
+            "rebuild it: shapes are not compared with them, and --replay must be left out"
+        )
+    require_algorithm(named, algo, run_dir)
+    if isinstance(algo, str) and algo not in ALGORITHMS:
+        name = algo if module_to_import(algo) else "my_package.algos:make, the function registered as such"
+        raise _NotHere(
+            f"{run_dir} was trained by {algo}, code of your own that shapes and --replay need; name it by --algo {name}"
+        )
+
+
+def _parse_settings(run_dir: Path, settings: Mapping[str, Any], options: Namespace) -> Request:
+    """Return the settings of a run as checked, with what `options` name again."""
+    given = {name: words for name in NAMED_AGAIN if (words := vars(options)[name])}
+    resumed = ["--resume", str(run_dir)]
+    try:
+        request = _parse(run_dir, resumed)
+    except JaxrlError as error:  # of the run itself, for no flag was given
+        raise _Damaged(error) from error
+    except _NotHere:
+        if not given:
+            raise
+    if not given:
+        return request
+    flags = [word for name, words in given.items() for word in (f"--{name.replace('_', '-')}", *words)]
+    request = _parse(run_dir, [*resumed, *flags])
+    old = {name: settings.get(name) for name in given if name != "data"}
+    differing = changes(old, {name: plain(vars(request.config)[name]) for name in old})
+    if found := ", ".join(str(change) for change in differing if not is_path(change.new)):
+        raise SettingsError(f"{run_dir} was trained under other settings ({found}); name its own")
+    return request
+
+
+def _parse(run_dir: Path, flags: Sequence[str]) -> Request:
+    """Parse and check `flags`; raise `_NotHere` if something is not here, `JaxrlError` if they are invalid."""
+    try:
+        request = parse(flags)
+        request.config.check()
+    except JaxrlError as error:
+        if is_missing(error):
+            raise _cannot_rebuild(run_dir, error) from error
+        raise
+    return request
 
 
 def is_missing(error: BaseException | None) -> bool:
@@ -204,8 +240,8 @@ def is_missing(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _cannot_rebuild(run_dir: Path, error: JaxrlError) -> str:
-    return f"{run_dir} cannot be rebuilt here, so that checksums and logs are checked, but no shapes: {error}"
+def _cannot_rebuild(run_dir: Path, error: JaxrlError) -> _NotHere:
+    return _NotHere(f"{run_dir} cannot be rebuilt here, so that checksums and logs are checked, but no shapes: {error}")
 
 
 def check_checkpoints(store: Store, strategy: Strategy | None, problems: Problems) -> Iterator[int]:
