@@ -25,7 +25,7 @@ from jaxrl.strategies.base import iterate
 from jaxrl.xla import ahead, forms
 from jaxrl.xla.options import compiler_options, graph_options, spread_options
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 SEQUENCE = """\
 000: kCommandBuffer [source       | next=003 (1)]
     001: kCustomKernel [source | sink] loop_add_fusion grid: [1, 1, 1]

@@ -127,7 +127,7 @@ def test_curves_are_of_presets_where_all_seeds_were_evaluated(tmp_path: Path) ->
 
 def test_every_algorithm_has_a_picture_of_what_it_learnt_on_its_page() -> None:
     """It is of the agents that the page's command names, and shows the environments that result files have of them."""
-    docs = Path(__file__).parents[1] / "docs"
+    docs = Path(__file__).parents[2] / "docs"
     drawn: list[str] = []
     for page in docs.glob("*.md"):
         for algos, name in re.findall(
@@ -140,7 +140,7 @@ def test_every_algorithm_has_a_picture_of_what_it_learnt_on_its_page() -> None:
 
 
 def test_the_result_file_has_every_offline_agent() -> None:
-    (file,) = (Path(__file__).parents[1] / "benchmarks" / "results").glob("*-offline.json")
+    (file,) = (Path(__file__).parents[2] / "benchmarks" / "results").glob("*-offline.json")
     assert {row["algo"] for row in json.loads(file.read_text())["rows"]} == {*algorithm_names("offline")}
     row = {"algo": "bc", "env": "CartPole-v1"}
     told = offline.documented([{**row, "last": 1.0}, {**row, "last": 3.0}])

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.tables.__main__ import PAGES, TABLES, places
 from benchmarks.tables.results import figure
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 SOURCE = r"(?:[Mm]easured|Compiled) with jaxrl ([\d.]+)(?: to ([\d.]+))?\s\(([^)]+)\)"
 PLACES = [(page, name) for page in PAGES for name, _ in places(page.read_text())]

@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.cases import CASES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 README = (BENCHMARKS / "README.md").read_text()
 COMMITTED = sorted(map(str, (BENCHMARKS / "results").glob("*cores-core.json")))[-1]

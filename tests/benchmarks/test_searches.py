@@ -10,7 +10,7 @@ import jaxrl
 from benchmarks import search
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def member(number: int, status: str, last: float | None) -> MemberResult:
