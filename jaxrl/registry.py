@@ -43,7 +43,7 @@ class Algorithm(NamedTuple):
 
 DEFAULT_SETTINGS: dict[Kind, Mapping[str, Any]] = {
     "off_policy": {"num_envs": 10, "opt_interval": 10, "updates": 1, "warmup": 1_000, "random_warmup": True},
-    "on_policy": {"num_envs": 8, "rollout": 128, "epochs": 4, "minibatches": 4},
+    "on_policy": {"num_envs": 8, "rollout": 128, "epochs": 4, "minibatches": 4, "stagger": False},
     "offline": {},
 }
 """Defaults of a run by kind, which `Algorithm.settings` may replace."""
@@ -68,8 +68,8 @@ _SCALED: Mapping[str, Any] = {"processor": {"normalise_reward": True}}
 """Settings of policy gradients; normalised rewards make one learning rate suit rewards of any scale."""
 _ONE_UPDATE: Mapping[str, Any] = {"epochs": 1, "minibatches": 1, **_SCALED}
 _SHORT: Mapping[str, Any] = {"rollout": 16, **_ONE_UPDATE}
-_MANY: Mapping[str, Any] = {"minibatches": 16}
-"""Settings of REPPO: its critic needs many updates."""
+_MANY: Mapping[str, Any] = {"minibatches": 16, "stagger": True}
+"""Settings of REPPO: its critic needs many updates, and forgets parts of an episode that no environment is in."""
 _RAINBOW: Mapping[str, Any] = {"buffer": {"prioritised": True, "alpha": 0.5}, "processor": {"n_step": 3}}
 
 ALGORITHMS: dict[str, Algorithm] = {

@@ -151,6 +151,9 @@ class OnPolicyRun(EnvRun):
     minibatches: int = DEFAULT_SETTINGS["on_policy"]["minibatches"]
     """Minibatches per epoch, one optimisation step each; must divide the number of steps in a rollout (with a recurrent
     core, of environments)."""
+    stagger: bool = DEFAULT_SETTINGS["on_policy"]["stagger"]
+    """Truncate the first episode of each environment after another share of the time limit, so that they do not all
+    begin and end together; only environments on the device that have a time limit."""
     teacher: str | None = None
     """Run whose best policy is learnt from too, by the weight agent.teacher_coef, or the directory of one of its
     checkpoints; unset: none."""
@@ -288,6 +291,7 @@ def build_on_policy(agent: AgentMaker, config: Any, teacher: GreedyPolicy | None
         rollout=config.rollout,
         epochs=config.epochs,
         minibatches=config.minibatches,
+        stagger=config.stagger,
         actors=part_of(config, ActorsConfig),
         resets=config.resets,
         shards=config.shards,

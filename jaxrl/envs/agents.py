@@ -127,7 +127,7 @@ def unflatten_agents(tree: PyTree, count: int) -> Any:
     return jax.tree.map(lambda x: jnp.reshape(x, (-1, count, *jnp.shape(x)[1:])), tree)
 
 
-def vectorise_agents(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
+def vectorise_agents(env: Env, num_envs: int, resets: str = "auto", stagger: bool = False) -> VecEnv:
     """Run `num_envs / A` games at once; row `g A + a` is agent `a` of game `g`.
 
     The episode of a row ends when its agent terminates, or with the game. Rows of dead agents are neither `valid` nor
@@ -146,7 +146,7 @@ def vectorise_agents(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
             f"environment; set it to {near}"
         )
     # The games are vectorised as single-agent environments, and their results cut into rows of agents.
-    games = vectorise(joint_env(env), num_envs // count, resets)
+    games = vectorise(joint_env(env), num_envs // count, resets, stagger)
     step = partial(_step, games, count)
     return games._replace(spec=env.spec, num_envs=num_envs, reset=partial(_reset, games, count), step=step)
 

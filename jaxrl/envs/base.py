@@ -109,6 +109,8 @@ class VecEnvState(NamedTuple):
     """State of the source of resets: the pool `[K, ...]`, otherwise empty."""
     values: PyTree = ()
     """Current `Env.values`, float32 scalars by name; empty if there are none."""
+    limit: PyTree = ()
+    """Int32, steps after which the current episode is truncated, where first episodes are shorter; otherwise empty."""
 
 
 class VecEnv(NamedTuple):
@@ -125,7 +127,7 @@ class VecEnv(NamedTuple):
     """`Env.values`."""
 
 
-def vectorise(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
+def vectorise(env: Env, num_envs: int, resets: str = "auto", stagger: bool = False) -> VecEnv:
     """Run `num_envs` copies of `env` in parallel, with auto-reset: the next episode starts in the step that ends one.
 
     The returned `step` yields a `Step` with the true successor in `final_obs` and the next observation of the policy in
@@ -140,35 +142,47 @@ def vectorise(env: Env, num_envs: int, resets: str = "auto") -> VecEnv:
     selects `fresh` if a reset is cheap and `pool` otherwise; see `jaxrl.envs.resets`. All but `optimistic` use every
     initial state once.
 
+    With `stagger`, the first episode of environment `i` is truncated after `ceil((i + 1) / num_envs * time_limit)`
+    steps. Episodes that only the time limit ends would otherwise all begin and end together for good.
+
     Raises:
-      SettingsError: `reset` and `step` of `env` disagree on a shape, a dtype or a structure, `resets` is unknown, or
-        `env` is not written in JAX.
+      SettingsError: `reset` and `step` of `env` disagree on a shape, a dtype or a structure, `resets` is unknown, `env`
+        is not written in JAX, or `stagger` is set and `env` has no time limit.
     """
     if require_env_in_jax(env).agents is not None:
         from jaxrl.envs.agents import vectorise_agents
 
-        return vectorise_agents(env, num_envs, resets)
+        return vectorise_agents(env, num_envs, resets, stagger)
     check_count("num_envs", num_envs)
     if env.spec.time_limit is not None:
         check_count(f"environment {env.spec.name}: time_limit", env.spec.time_limit, most=2**31 - 1)
+    elif stagger:
+        raise SettingsError(f"{env.spec.name} has no time limit, which stagger divides; leave stagger out")
     check_signatures(env)
     source = make_resets(resets, partial(_start, env), num_envs)
     return VecEnv(
         spec=env.spec,
         num_envs=num_envs,
-        reset=partial(_reset, env, num_envs, source),
+        reset=partial(_reset, env, num_envs, source, stagger),
         step=partial(_step, env, source),
         resets=source.name,
         values=env.values,
     )
 
 
-def _reset(env: Env, num_envs: int, source: Resets, key: Key) -> tuple[VecEnvState, PyTree]:
+def _first_limits(env: Env, num_envs: int) -> Array:
+    """Return the steps `[N]` after which first episodes are truncated, spread evenly up to the time limit."""
+    shares = np.arange(1, num_envs + 1, dtype=np.int64)
+    return jnp.asarray(-(-shares * env.spec.time_limit // num_envs), jnp.int32)
+
+
+def _reset(env: Env, num_envs: int, source: Resets, stagger: bool, key: Key) -> tuple[VecEnvState, PyTree]:
     values = _initial_values(env.values)
     state, obs, length = _start(env, jax.random.split(key, num_envs), *_reset_args(values))
     # An index that the split leaves unused: with partitionable Threefry, its key `i` is that of `fold_in` with `i`.
     store = source.init(jax.random.fold_in(key, num_envs), *_reset_args(values))
-    return VecEnvState(state, jnp.zeros(num_envs, jnp.float32), length, store, values), obs
+    limit = _first_limits(env, num_envs) if stagger else ()
+    return VecEnvState(state, jnp.zeros(num_envs, jnp.float32), length, store, values, limit), obs
 
 
 def final_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,7 +235,8 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, key: Key
     terminated = jnp.asarray(out.terminated, bool) & valid
     truncated = (jnp.asarray(out.truncated, bool) | ~valid) & ~terminated
     if env.spec.time_limit is not None:
-        truncated = truncated | ((length >= env.spec.time_limit) & ~terminated)
+        limit = env.spec.time_limit if isinstance(state.limit, tuple) else state.limit
+        truncated = truncated | ((length >= limit) & ~terminated)
     done = terminated | truncated
     final_obs = zero_invalid_rows(valid, out.obs)
     # New episodes start with the current values.
@@ -247,6 +262,7 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, key: Key
         episode_length=length_after,
         starts=starts,
         values=state.values,
+        limit=state.limit if isinstance(state.limit, tuple) else jnp.where(done, env.spec.time_limit, state.limit),
     )
     return state, step
 

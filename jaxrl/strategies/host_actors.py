@@ -195,9 +195,17 @@ def split_env(env: Env | HostEnv, config: ActorsConfig | None, max_lag: int) -> 
 
 
 def make_shard_envs(
-    env: Env | HostEnv, num_envs: int, host_actors: HostActors | None, resets: str, shards: int, **divided: int
+    env: Env | HostEnv,
+    num_envs: int,
+    host_actors: HostActors | None,
+    resets: str,
+    shards: int,
+    stagger: bool = False,
+    **divided: int,
 ) -> tuple[VecEnv, int]:
     """Return the environments of one shard, and the number of shards; `num_envs` are those of each actor, if any.
+
+    `stagger` has no effect on environments without a time limit, and on those on the host.
 
     Raises:
       SettingsError: environments, or one of `divided`, do not divide among the shards; shards or `resets` are not
@@ -214,7 +222,7 @@ def make_shard_envs(
         assert env.vectorise is not None  # otherwise it has actors, and `env` is a placeholder
         return env.vectorise(total), shards
     if host_actors is None:
-        return vectorise(env, total // shards, resets), shards
+        return vectorise(env, total // shards, resets, stagger and env.spec.time_limit is not None), shards
     # A placeholder for shapes: it counts from 0, while discrete spaces of the host may have another start.
     like = env._replace(spec=to_zero_based(env.spec))
     return vectorise(like, total // shards, resets)._replace(spec=env.spec), shards

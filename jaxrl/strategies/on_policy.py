@@ -88,6 +88,7 @@ def on_policy(
     rollout: int | None = None,
     epochs: int | None = None,
     minibatches: int | None = None,
+    stagger: bool | None = None,
     actors: ActorsConfig | None = None,
     resets: str = "auto",
     shards: int = 1,
@@ -111,6 +112,8 @@ def on_policy(
       minibatches: equal parts of an epoch, one optimisation step each; 1: the whole rollout.
         The default of these three depends on the agent: 128, 4 and 4 for `ppo` and `pqn`; 128, 4 and 16 for `reppo`;
         one update of the whole rollout for `a2c`, `reinforce` and `impala`, which learn worse with several.
+      stagger: truncate first episodes after different times, see `jaxrl.vectorise` (default: for `reppo` alone). Only
+        environments on the device that have a time limit are affected.
       actors: settings of actors, which step `num_envs` environments each on the host; a rollout has those of all. By
         default, an environment in JAX runs on the device, and any other with one actor.
       resets: how episodes start, see `jaxrl.vectorise`; environments on the host always use `fresh`.
@@ -132,7 +135,8 @@ def on_policy(
     defaults = defaults_for(built.name, "on_policy")
     num_envs = as_int(defaults["num_envs"] if num_envs is None else num_envs)
     # Everything from here on is one shard's; `sharded` at the end combines them.
-    vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards)
+    stagger = bool(defaults["stagger"] if stagger is None else stagger)
+    vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards, stagger)
     processor = processor or interaction.make_default_processor(defaults)
     taught = processor
     if teacher is not None:
@@ -159,6 +163,7 @@ def on_policy(
                 env.settings,
                 num_envs=num_envs,
                 resets=vector.resets,
+                stagger=stagger,
                 **settings_of_actors(host_actors),
                 **settings_of_schedule(schedule),
                 **settings_of_teacher(teacher),

@@ -455,8 +455,9 @@ def unread(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the settings that nothing reads under `settings`.
 
     They are those of a distribution of returns without one, those of sequences without a recurrent core, those of
-    actors without any, `send` of actors with rollouts, of which each is a block, `demo_share` without demonstrations,
-    and `READ_WITH`. What an algorithm of the user's own reads is not known, so none of its settings are among them.
+    actors without any, `stagger` with them, `send` of actors with rollouts, of which each is a block, `demo_share`
+    without demonstrations, and `READ_WITH`. What an algorithm of the user's own reads is not known, so none of its
+    settings are among them.
     """
     agent, row = settings.get("agent"), ALGORITHMS.get(str(settings.get("algo")))
     built_in = row is not None and row.make is None
@@ -474,7 +475,10 @@ def unread(settings: Mapping[str, Any]) -> frozenset[str]:
         off.add("send")
     if not settings.get("demos") and "demos" not in settings.get("custom", ()):
         off.add("demo_share")
-    if settings.get("actors", 1) is None and _is_stepped_on_device(str(settings.get("env"))):
+    env = str(settings.get("env"))
+    if settings.get("actors") is not None or env.startswith(PREFIX):
+        off.add("stagger")
+    if settings.get("actors", 1) is None and _is_stepped_on_device(env):
         off |= OF_ACTORS
     return frozenset((*off, *(f"agent.{name}" for name in (*of_returns, *of_core) if name != "core")))
 

@@ -47,7 +47,7 @@ ELSEWHERE = {"processor", "env", "holdout", "actors", "demos", "teacher"}
 """Names that both have, but that are parts on the one side and text or rules on the other."""
 BY_AGENT = {
     "off_policy": {"buffer", "num_envs", "opt_interval", "updates", "warmup", "random_warmup"},
-    "on_policy": {"num_envs", "rollout", "epochs", "minibatches"},
+    "on_policy": {"num_envs", "rollout", "epochs", "minibatches", "stagger"},
     "offline": {"batch_size"},
 }
 """Names of which the agent decides what suits, on both sides."""

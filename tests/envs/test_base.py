@@ -75,6 +75,28 @@ def test_the_time_limit_truncates() -> None:
     assert steps.obs[3, 2, 0] == 0
 
 
+def ends(steps: Any) -> list[list[int]]:
+    """Return the numbers of the steps, from 1, in which each environment ends an episode."""
+    return [(np.flatnonzero(column) + 1).tolist() for column in (steps.terminated | steps.truncated).T]
+
+
+def test_staggered_first_episodes_are_cut_off_after_different_shares_of_the_time_limit() -> None:
+    _, steps = rollout(vectorise(time_limited(10), 4, stagger=True), idle(30, 4))
+    assert ends(steps) == [[3, 13, 23], [5, 15, 25], [8, 18, 28], [10, 20, 30]]
+    assert not steps.terminated.any()
+    # The length is that of the episode, and its successor is seen before it is reset.
+    assert [int(steps.info["episode_length"][t, i]) for i, t in enumerate((2, 4, 7, 9))] == [3, 5, 8, 10]
+    assert [int(steps.final_obs[t, i, 0]) for i, t in enumerate((2, 4, 7, 9))] == [3, 5, 8, 10]
+    # Episodes that end by themselves do so.
+    _, steps = rollout(vectorise(counting(length=4, time_limit=10), 4, stagger=True), idle(12, 4))
+    assert ends(steps) == [[3, 7, 11], [4, 8, 12], [4, 8, 12], [4, 8, 12]]
+
+
+def test_staggering_needs_a_time_limit_to_divide() -> None:
+    with pytest.raises(SettingsError, match="counting has no time limit, which stagger divides; leave stagger out"):
+        vectorise(counting(length=3), 2, stagger=True)
+
+
 def test_an_end_at_the_time_limit_is_an_end() -> None:
     _, steps = rollout(vectorise(counting(length=4, time_limit=4), 3), idle(8))
     assert steps.terminated[[3, 7]].all()

@@ -44,6 +44,14 @@ def test_each_agent_is_a_row_whose_episode_ends_with_it() -> None:
     assert seen.obs_valid[1].tolist() == [0, 1, 1]  # what the dead are shown is no observation
 
 
+def test_staggered_games_are_cut_off_for_all_their_agents() -> None:
+    env = squad(time_limit=4)
+    seen = rollout(vectorise(env, 6, stagger=True), np.zeros((6, 6), np.int32))[1]
+    over = (seen.terminated | seen.truncated).T.tolist()
+    assert over[:3] == [[0, 1, 0, 1, 0, 1], [0, 1, 0, 0, 0, 1], [0, 1, 0, 0, 1, 1]]  # after two steps, then as always
+    assert over[3:] == [[0, 1, 0, 1, 0, 1], [0, 0, 0, 1, 0, 0], [0, 0, 1, 1, 0, 0]]
+
+
 def test_a_reward_that_is_not_finite_is_found_whatever_the_score_makes_of_it() -> None:
     env = squad()
 
