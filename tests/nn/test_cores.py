@@ -218,6 +218,47 @@ def test_lru_begins_as_the_paper_has_it_for_long_sequences() -> None:
 # --- attention ----------------------------------------------------------------------------------------------------
 
 
+def layer_norm(x: Any, p: Any) -> Any:
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
+
+
+def gru_gate(p: Any, x: Any, y: Any) -> Any:
+    """Return the gated sum of the stream `x` and the branch `y` (GTrXL, section 3.2)."""
+    r = sigmoid(dense(y, p["reset_y"]) + dense(x, p["reset_x"]))
+    z = sigmoid(dense(y, p["update_y"]) + dense(x, p["update_x"]) - p["bias"])
+    return (1 - z) * x + z * np.tanh(dense(y, p["new_y"]) + dense(r * x, p["new_x"]))
+
+
+def attention(p: Any, past: Any) -> Any:
+    """Return what the last of the normalised inputs `past` `[n, F]` reads of them, by content and by distance."""
+    heads = lambda x: x.reshape(len(x), 4, -1)
+    angles = np.arange(len(past))[::-1, None] / 10_000 ** (np.arange(0, WIDTH, 2) / WIDTH)
+    places = heads(dense(np.concatenate([np.sin(angles), np.cos(angles)], axis=1), p["places"]))
+    query, keys = heads(dense(past[-1:], p["queries"])), heads(dense(past, p["keys"]))
+    values = heads(dense(past, p["values"]))
+    score = ((query + p["by_content"]) * keys + (query + p["by_distance"]) * places).sum(-1) / np.sqrt(WIDTH / 4)
+    share = np.exp(score) / np.exp(score).sum(0)
+    return dense((share[..., None] * values).sum(0).ravel(), p["out"])
+
+
+def test_gtrxl_is_the_block_of_its_paper() -> None:
+    """In double precision: relative attention, then two dense layers, each after a norm and before a gate."""
+    core, variables = core_of("gtrxl")
+    outs = sequence_of(core, variables, blank_of("gtrxl"))[1]
+    p = jax.tree.map(np.float64, variables["params"])
+    cell, inputs = p["cells_0"], dense(np.float64(XS), p["embed"])
+    for b in range(B):
+        start = 0
+        for t in range(T):
+            start = t if FIRST[t, b] else start
+            x, past = inputs[t, b], inputs[max(start, t - WINDOW) : t + 1, b]
+            read = attention(cell, layer_norm(past, cell["norm"]))
+            hidden = gru_gate(cell["attended"], x, np.maximum(read, 0))
+            wide = np.maximum(dense(layer_norm(hidden, cell["norm_mlp"]), cell["wide"]), 0)
+            out = gru_gate(cell["transformed"], hidden, np.maximum(dense(wide, cell["narrow"]), 0))
+            np.testing.assert_allclose(outs[t, b], out, rtol=1e-3, atol=1e-4)
+
+
 def test_attention_sees_its_window_and_nothing_before_it() -> None:
     """One layer of a window of four: a step depends on itself and the four steps before it."""
     core, variables = core_of("gtrxl")
