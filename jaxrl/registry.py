@@ -42,7 +42,14 @@ class Algorithm(NamedTuple):
 
 
 DEFAULT_SETTINGS: dict[Kind, Mapping[str, Any]] = {
-    "off_policy": {"num_envs": 10, "opt_interval": 10, "updates": 1, "warmup": 1_000, "random_warmup": True},
+    "off_policy": {
+        "num_envs": 10,
+        "opt_interval": 10,
+        "updates": 1,
+        "warmup": 1_000,
+        "random_warmup": True,
+        "stagger": False,
+    },
     "on_policy": {"num_envs": 8, "rollout": 128, "epochs": 4, "minibatches": 4, "stagger": False},
     "offline": {},
 }

@@ -108,6 +108,9 @@ class EnvRun(ActorsConfig, TrainerConfig):
     resets: str = "auto"
     """Where episodes begin: fresh (reset all at every step), pool or pool:K (each reset is made once and kept),
     optimistic or optimistic:R (R environments share a reset); auto: fresh where that is cheap, otherwise pool."""
+    stagger: bool = False
+    """Truncate the first episode of each environment after another share of the time limit, so that they do not all
+    begin and end together; only environments on the device that have a time limit."""
     shards: int = 1
     """Parts into which environments, buffer and batches are divided, at most one for each device; the bits of a run
     depend on them, but not on how many devices they are spread over."""
@@ -151,9 +154,6 @@ class OnPolicyRun(EnvRun):
     minibatches: int = DEFAULT_SETTINGS["on_policy"]["minibatches"]
     """Minibatches per epoch, one optimisation step each; must divide the number of steps in a rollout (with a recurrent
     core, of environments)."""
-    stagger: bool = DEFAULT_SETTINGS["on_policy"]["stagger"]
-    """Truncate the first episode of each environment after another share of the time limit, so that they do not all
-    begin and end together; only environments on the device that have a time limit."""
     teacher: str | None = None
     """Run whose best policy is learnt from too, by the weight agent.teacher_coef, or the directory of one of its
     checkpoints; unset: none."""
@@ -269,6 +269,7 @@ def build_off_policy(agent: AgentMaker, config: Any) -> Strategy:
         random_warmup=config.random_warmup,
         actors=part_of(config, ActorsConfig),
         resets=config.resets,
+        stagger=config.stagger,
         shards=config.shards,
         demos=_load_demos(config, env),
         demo_share=config.demo_share,
@@ -291,9 +292,9 @@ def build_on_policy(agent: AgentMaker, config: Any, teacher: GreedyPolicy | None
         rollout=config.rollout,
         epochs=config.epochs,
         minibatches=config.minibatches,
-        stagger=config.stagger,
         actors=part_of(config, ActorsConfig),
         resets=config.resets,
+        stagger=config.stagger,
         shards=config.shards,
         teacher=teacher,
         demos=_load_demos(config, env),

@@ -93,6 +93,7 @@ def off_policy(
     random_warmup: bool | None = None,
     actors: ActorsConfig | None = None,
     resets: str = "auto",
+    stagger: bool | None = None,
     demos: Dataset | None = None,
     demo_share: float = 0.5,
     shards: int = 1,
@@ -118,6 +119,8 @@ def off_policy(
       actors: settings of actors, which step `num_envs` environments each on the host. By default, an environment in JAX
         runs on the device, and any other with one actor.
       resets: how episodes start, see `jaxrl.vectorise`; environments on the host always use `fresh`.
+      stagger: truncate first episodes after different times, see `jaxrl.vectorise` (default: no). This affects only
+        environments on the device that have a time limit.
       demos: demonstrations, as returned by `jaxrl.load_dataset(...)`. They are added to the batches of the buffer,
         which keep their size.
       demo_share: share of `demos` in each batch, above 0 and below 1; shards must divide their number.
@@ -141,7 +144,8 @@ def off_policy(
     check_type("buffer", buffer, Buffer, "what jaxrl.uniform(...) or another of jaxrl's buffers returns")
     buffer = make_default_buffer(defaults) if buffer is None else buffer
     # Everything from here on is one shard's; `sharded` at the end combines them.
-    vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards, batch_size=buffer.batch_size)
+    stagger = bool(defaults["stagger"] if stagger is None else stagger)
+    vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards, stagger, batch_size=buffer.batch_size)
     # Replay holds raw items, which are scaled when they are sampled, see `make_replay_transform`.
     processor = (processor or interaction.make_default_processor(defaults)).for_replay
     processor, built = interaction.connect(processor, built)
@@ -181,6 +185,7 @@ def off_policy(
                 env.settings,
                 num_envs=num_envs,
                 resets=collector.env.resets,
+                stagger=stagger,
                 **settings_of_actors(host_actors),
                 opt_interval=opt_interval,
                 updates=updates,

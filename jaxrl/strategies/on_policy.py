@@ -88,9 +88,9 @@ def on_policy(
     rollout: int | None = None,
     epochs: int | None = None,
     minibatches: int | None = None,
-    stagger: bool | None = None,
     actors: ActorsConfig | None = None,
     resets: str = "auto",
+    stagger: bool | None = None,
     shards: int = 1,
     teacher: TrainedPolicy | None = None,
     demos: Dataset | None = None,
@@ -112,11 +112,11 @@ def on_policy(
       minibatches: equal parts of an epoch, one optimisation step each; 1: the whole rollout.
         The default of these three depends on the agent: 128, 4 and 4 for `ppo` and `pqn`; 128, 4 and 16 for `reppo`;
         one update of the whole rollout for `a2c`, `reinforce` and `impala`, which learn worse with several.
-      stagger: truncate first episodes after different times, see `jaxrl.vectorise` (default: for `reppo` alone). Only
-        environments on the device that have a time limit are affected.
       actors: settings of actors, which step `num_envs` environments each on the host; a rollout has those of all. By
         default, an environment in JAX runs on the device, and any other with one actor.
       resets: how episodes start, see `jaxrl.vectorise`; environments on the host always use `fresh`.
+      stagger: truncate first episodes after different times, see `jaxrl.vectorise` (default: for `reppo` alone). This
+        affects only environments on the device that have a time limit.
       shards: number of parts into which environments and minibatches are divided. A run can use up to as many devices,
         with the same bits on any number of them. Steps are shuffled within a shard.
       teacher: a trained policy to learn from, as `jaxrl.load_policy(...)` returns it, for agents with the setting

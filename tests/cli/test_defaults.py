@@ -46,7 +46,7 @@ PAIRS: dict[str, tuple[Callable[..., Any], Any, set[str]]] = {
 ELSEWHERE = {"processor", "env", "holdout", "actors", "demos", "teacher"}
 """Names that both have, but that are parts on the one side and text or rules on the other."""
 BY_AGENT = {
-    "off_policy": {"buffer", "num_envs", "opt_interval", "updates", "warmup", "random_warmup"},
+    "off_policy": {"buffer", "num_envs", "opt_interval", "updates", "warmup", "random_warmup", "stagger"},
     "on_policy": {"num_envs", "rollout", "epochs", "minibatches", "stagger"},
     "offline": {"batch_size"},
 }

@@ -138,7 +138,7 @@ GROUPS: list[dict[str, Any]] = [
         "agent.optimizer": "sgd",
     },
     {
-        "resets": "pool:20", "shards": 2, "agent.optimizer_eps": 1e-5, "agent.optimizer_b1": 0.5,
+        "resets": "pool:20", "stagger": True, "shards": 2, "agent.optimizer_eps": 1e-5, "agent.optimizer_b1": 0.5,
         "agent.optimizer_b2": 0.75, "agent.max_grad_norm": 1.0, "agent.accumulate": 2, "agent.loss": "huber",
         "agent.double": False, "agent.dueling": True, "agent.epsilon_start": 0.5, "agent.epsilon_end": 0.25,
         "agent.epsilon_decay": 21, "agent.boltzmann": 0.1,
