@@ -172,6 +172,7 @@ def vectorise(env: Env, num_envs: int, resets: str = "auto", stagger: bool = Fal
 
 def _first_limits(env: Env, num_envs: int) -> Array:
     """Return the steps `[N]` after which first episodes are truncated, spread evenly up to the time limit."""
+    assert env.spec.time_limit is not None
     shares = np.arange(1, num_envs + 1, dtype=np.int64)
     return jnp.asarray(-(-shares * env.spec.time_limit // num_envs), jnp.int32)
 
