@@ -235,9 +235,10 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, key: Key
     # An invalid step truncates and never terminates, so that no value of 0 is bootstrapped from it.
     terminated = jnp.asarray(out.terminated, bool) & valid
     truncated = (jnp.asarray(out.truncated, bool) | ~valid) & ~terminated
-    if env.spec.time_limit is not None:
-        limit = env.spec.time_limit if isinstance(state.limit, tuple) else state.limit
-        truncated = truncated | ((length >= limit) & ~terminated)
+    full: Any = env.spec.time_limit
+    staggered = not isinstance(state.limit, tuple)
+    if full is not None:
+        truncated = truncated | ((length >= (state.limit if staggered else full)) & ~terminated)
     done = terminated | truncated
     final_obs = zero_invalid_rows(valid, out.obs)
     # New episodes start with the current values.
@@ -263,7 +264,7 @@ def _step(env: Env, source: Resets, state: VecEnvState, action: PyTree, key: Key
         episode_length=length_after,
         starts=starts,
         values=state.values,
-        limit=state.limit if isinstance(state.limit, tuple) else jnp.where(done, env.spec.time_limit, state.limit),
+        limit=jnp.where(done, full, state.limit) if staggered else (),
     )
     return state, step
 
