@@ -2,8 +2,8 @@
 
 It says how soon each recurrent core remembers what a task needs, and what that costs. An agent with equal settings but
 for its core trains until an evaluation of `EPISODES` episodes reaches 0.95 of the task's best return; a row says after
-how many environment steps that was, or that it did not come to that. The core `none` has no memory. The longest maze is
-learnt by way of shorter ones, whose steps count too.
+how many environment steps that was, or that it did not come to that. The core `none` has no memory. The longer mazes
+are learnt by way of shorter ones, and `parity-10-by-4` by way of shorter words, whose steps count too.
 
 `--costs` says instead what an optimisation step takes with each core, all in turn in one process, and how many times as
 long as without one. `--json` keeps the rows of others that the file has.
@@ -52,6 +52,10 @@ TASKS = {
     "recall-20": Task("memory:Recall", {"length": 20}, 64, 1_000_000),
     "copy-5": Task("memory:Copy", {}, 64, 4_000_000),
     "parity-10": Task("memory:Parity", {"length": 10}, 64, 2_000_000),
+    "parity-2": Task("memory:Parity", {"length": 2}, 64, 500_000),
+    "parity-3": Task("memory:Parity", {"length": 3}, 64, 500_000, after="parity-2"),
+    "parity-4": Task("memory:Parity", {"length": 4}, 64, 500_000, after="parity-3"),
+    "parity-10-by-4": Task("memory:Parity", {"length": 10}, 64, 2_000_000, after="parity-4"),
     "tmaze-100": Task("memory:TMaze", {"length": 100}, 128, 4_000_000),
     "tmaze-200": Task("memory:TMaze", {"length": 200}, 256, 2_048_000, 3e-4, "tmaze-100"),
     "tmaze-500": Task("memory:TMaze", {"length": 500}, 512, 8_000_000, 3e-4, "tmaze-200"),

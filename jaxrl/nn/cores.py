@@ -79,6 +79,12 @@ class Cell(nn.Module):
         return jax.lax.scan(step, memory, (xs, is_first))[1]
 
 
+def _blank_carry(cell: nn.RNNCellBase) -> PyTree:
+    """Return zeros in the shape of the carry of one environment."""
+    like = jax.eval_shape(lambda: cell.initialize_carry(jax.random.key(0), (1,)))
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
+
+
 class FlaxCell(Cell):
     """A Flax Linen cell; sequences are a loop over steps."""
 
@@ -86,8 +92,7 @@ class FlaxCell(Cell):
 
     def initial(self) -> PyTree:
         """Return zeros in the shape of the cell's carry."""
-        like = jax.eval_shape(lambda: self.cell.initialize_carry(jax.random.key(0), (1,)))
-        return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
+        return _blank_carry(self.cell)
 
     def __call__(self, memory: PyTree, x: Array) -> tuple[PyTree, Array]:
         """Take a step."""
@@ -118,6 +123,48 @@ class NNXCell(Cell):
         """Take a step."""
         after, y = self.network.apply({"params": self.cell}, memory, x)
         return after, y
+
+
+class ChronoCell(Cell):
+    """A Flax Linen cell with gates whose initial time scales differ; sequences are a loop over steps.
+
+    As in the chrono initialisation (Tallec and Ollivier 2018, https://arxiv.org/abs/1804.11188, section 3), biases of
+    the gate that keeps the memory are the logarithms of time scales, and those of the gate that writes, if it is
+    another, are their negatives. The paper draws the time scales uniformly. Here they are log-uniform from 1 to
+    `LONGEST`, so that half of the units begin with less than about 32 steps.
+    """
+
+    features: int
+    make: Callable[..., nn.RNNCellBase]
+    """Class of the cell."""
+    keep: str
+    """Layer of the cell with the bias of the gate that keeps the memory."""
+    write: str | None = None
+    """Layer with the bias of the gate that writes to the memory; `None`: the gate that keeps, subtracted from 1."""
+
+    def initial(self) -> PyTree:
+        """Return zeros in the shape of the cell's carry."""
+        return _blank_carry(self._cell())
+
+    @nn.compact
+    def __call__(self, memory: PyTree, x: Array) -> tuple[PyTree, Array]:
+        """Take a step."""
+        params = self.param("cell", self._parameters, memory, x)
+        after, y = cast(Any, self._cell()).apply({"params": params}, memory, x)
+        return after, y
+
+    def _cell(self) -> nn.RNNCellBase:
+        return self.make(self.features, recurrent_kernel_init=kernel_init(True, 1.0), parent=None)
+
+    def _parameters(self, key: Key, memory: PyTree, x: Array) -> PyTree:
+        """Draw the parameters of the cell."""
+        of_cell, of_gates = jax.random.split(key)
+        params = cast(Any, self._cell()).init(of_cell, memory, x)["params"]
+        bias = slow_gate(of_gates, (self.features,))
+        params[self.keep]["bias"] = -bias
+        if self.write is not None:
+            params[self.write]["bias"] = bias
+        return params
 
 
 # --- cells that are associative scans ---------------------------------------------------------------------------
@@ -525,8 +572,8 @@ def _sinusoids(length: int, features: int) -> Array:
 # --- cores by name ------------------------------------------------------------------------------------------------
 
 CORES: dict[str, Callable[[int], Cell]] = {
-    "gru": lambda features: FlaxCell(nn.GRUCell(features, recurrent_kernel_init=kernel_init(True, 1.0))),
-    "lstm": lambda features: FlaxCell(nn.OptimizedLSTMCell(features, recurrent_kernel_init=kernel_init(True, 1.0))),
+    "gru": lambda features: ChronoCell(features, nn.GRUCell, keep="iz"),
+    "lstm": lambda features: ChronoCell(features, nn.OptimizedLSTMCell, keep="hf", write="hi"),
     "lru": LRU,
     "s5": S5,
     "mingru": MinGRU,

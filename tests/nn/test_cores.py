@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from flax import nnx
 
 import jaxrl
@@ -171,6 +172,32 @@ def test_a_scan_is_the_recurrence_of_its_paper(recurrence: Any) -> None:
         )
 
 
+def gru(p: Any, x: Any, h: Any) -> tuple[Any, Any]:
+    r, z = (sigmoid(dense(x, p[f"i{gate}"]) + dense(h, p[f"h{gate}"])) for gate in "rz")
+    h = (1 - z) * np.tanh(dense(x, p["in"]) + r * dense(h, p["hn"])) + z * h
+    return h, h
+
+
+def lstm(p: Any, x: Any, memory: Any) -> tuple[Any, Any]:
+    c, h = memory
+    i, f, g, o = (dense(x, p[f"i{gate}"]) + dense(h, p[f"h{gate}"]) for gate in "ifgo")
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    h = sigmoid(o) * np.tanh(c)
+    return (c, h), h
+
+
+@pytest.mark.parametrize("recurrence", [gru, lstm], ids=lambda function: function.__name__)
+def test_a_cell_with_gates_is_the_recurrence_of_its_paper(recurrence: Any) -> None:
+    """In double precision (Cho et al. 2014, with the second reset gate of cuDNN; Hochreiter and Schmidhuber 1997)."""
+    core, variables = core_of(recurrence.__name__)
+    blank = blank_of(recurrence.__name__)
+    _, outs = sequence_of(core, variables, blank)
+    (memory,) = blank
+    for t in range(T):
+        memory, out = recurrence(variables["params"]["cells_0"]["cell"], XS[t], forgotten(memory, FIRST[t]))
+        np.testing.assert_allclose(outs[t], out, rtol=1e-4, atol=1e-5)
+
+
 def test_the_matrices_of_lru_begin_as_large_as_in_the_paper() -> None:
     """Complex entries have the variance `1 / H` on the way in, `2 / N` on the way out (Orvieto et al., appendix A)."""
     core, width = Core("lru", 400), 400
@@ -202,6 +229,43 @@ def test_a_new_gate_keeps_for_one_to_a_thousand_steps(name: str) -> None:
     u = np.log(2 * odds - 1 if name == "minlstm" else odds)
     assert 0 <= u.min() < 0.5
     assert np.log(1000) - 0.5 < u.max() < np.log(1000) + 0.01
+
+
+def new_cell(name: str, width: int) -> tuple[Core, Any]:
+    """Return a core of one layer, and new parameters."""
+    core = Core(name, width)
+    return core, jax.jit(core.init)(KEY, blank_of(name, width, rows=1), np.zeros((1, F), np.float32))
+
+
+@pytest.mark.parametrize(("name", "layer"), [("gru", "iz"), ("lstm", "hf")])
+def test_a_new_gru_or_lstm_keeps_for_one_to_a_thousand_steps(name: str, layer: str) -> None:
+    """Biases of the gate that keeps are logarithms of time scales; they are uniform. All others are zeros."""
+    params = new_cell(name, 400)[1]["params"]["cells_0"]["cell"]
+    logs = np.asarray(params[layer]["bias"])
+    assert logs.min() >= 0
+    assert logs.max() <= np.log(1_000)
+    assert scipy.stats.kstest(logs, "uniform", (0, np.log(1_000))).pvalue > 0.01
+    if name == "lstm":
+        np.testing.assert_array_equal(params["hi"]["bias"], -logs)
+    others = {key: of["bias"] for key, of in params.items() if "bias" in of and key not in (layer, "hi")}
+    assert len(others) == (3 if name == "gru" else 2)
+    assert all(not np.any(bias) for bias in others.values())
+
+
+@pytest.mark.parametrize(("name", "cell"), [("gru", nn.GRUCell), ("lstm", nn.OptimizedLSTMCell)])
+def test_a_new_gru_or_lstm_remembers_its_first_input_for_a_hundred_steps(name: str, cell: Any) -> None:
+    """By the slope of the last output by the first input, beside that of the first; Flax's own cells have forgotten."""
+    xs, none = np.zeros((101, 1, F), np.float32), np.zeros((101, 1), bool)
+    (blank,) = blank_of(name, 64, rows=1)
+
+    def share(core: Cell | Core, variables: Any, memory: Any) -> float:
+        outs = lambda x: core.apply(variables, memory, jnp.asarray(xs).at[0].set(x), none, method="sequence")[1][:, 0]
+        slopes = np.asarray(jax.jit(jax.jacfwd(outs))(xs[0]))
+        return float(np.linalg.norm(slopes[-1]) / np.linalg.norm(slopes[0]))
+
+    old = FlaxCell(cell(64))
+    assert share(old, jax.jit(old.init)(KEY, blank, xs[0]), blank) < 1e-9
+    assert 5e-3 < share(*new_cell(name, 64), (blank,)) < 1
 
 
 def test_lru_begins_as_the_paper_has_it_for_long_sequences() -> None:
