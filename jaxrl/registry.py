@@ -136,11 +136,13 @@ class Suite(NamedTuple):
 
     module: str
     make: str
+    actors: bool = False
+    """Whether actors step the environments, where a run says nothing of actors."""
 
 
 SUITES: dict[str, Suite] = {
-    "gymnasium": Suite("jaxrl.envs.host", "gymnasium_env"),
-    "envpool": Suite("jaxrl.envs.envpool", "envpool_env"),
+    "gymnasium": Suite("jaxrl.envs.host", "gymnasium_env", actors=True),
+    "envpool": Suite("jaxrl.envs.envpool", "envpool_env", actors=True),
     "ale": Suite("jaxrl.envs.ale", "ale_env"),
     "playground": Suite("jaxrl.envs.playground", "playground_env"),
     "craftax": Suite("jaxrl.envs.craftax", "craftax_env"),

@@ -70,7 +70,7 @@ def _make(name: str, params: Mapping[str, Any]) -> Any:
         return env._replace(settings={"env": name, "env_args": dict(params)})
     suite, _ = split_suite(name)
     if suite is not None:
-        return import_name(*suite)(name, **params)
+        return import_name(suite.module, suite.make)(name, **params)
     from jaxrl.envs import gymnax
 
     if not gymnax.is_registered(name):

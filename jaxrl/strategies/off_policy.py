@@ -143,8 +143,8 @@ def off_policy(
     random_warmup = defaults["random_warmup"] if random_warmup is None else random_warmup
     check_type("buffer", buffer, Buffer, "what jaxrl.uniform(...) or another of jaxrl's buffers returns")
     buffer = make_default_buffer(defaults) if buffer is None else buffer
-    # Everything from here on is one shard's; `sharded` at the end combines them.
     stagger = bool(defaults["stagger"] if stagger is None else stagger)
+    # Everything from here on is one shard's; `sharded` at the end combines them.
     vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards, stagger, batch_size=buffer.batch_size)
     # Replay holds raw items, which are scaled when they are sampled, see `make_replay_transform`.
     processor = (processor or interaction.make_default_processor(defaults)).for_replay

@@ -134,8 +134,8 @@ def on_policy(
     built = interaction.build_agent(agent, processor, env.spec)
     defaults = defaults_for(built.name, "on_policy")
     num_envs = as_int(defaults["num_envs"] if num_envs is None else num_envs)
-    # Everything from here on is one shard's; `sharded` at the end combines them.
     stagger = bool(defaults["stagger"] if stagger is None else stagger)
+    # Everything from here on is one shard's; `sharded` at the end combines them.
     vector, shards = make_shard_envs(env, num_envs, host_actors, resets, shards, stagger)
     processor = processor or interaction.make_default_processor(defaults)
     taught = processor

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from jaxrl.agents.fields import SequenceConfig
-from jaxrl.envs.host import PREFIX
 from jaxrl.envs.registry import registered_envs
 from jaxrl.errors import SettingsError, check_between, check_count, suggest
 from jaxrl.parsing import as_int
@@ -475,11 +474,9 @@ def unread(settings: Mapping[str, Any]) -> frozenset[str]:
         off.add("send")
     if not settings.get("demos") and "demos" not in settings.get("custom", ()):
         off.add("demo_share")
-    env = str(settings.get("env"))
-    if settings.get("actors") is not None or env.startswith(PREFIX):
-        off.add("stagger")
-    if settings.get("actors", 1) is None and _is_stepped_on_device(env):
-        off |= OF_ACTORS
+    by_actors = _is_stepped_by_actors(settings)
+    if by_actors is not None:
+        off |= {"stagger"} if by_actors else OF_ACTORS
     return frozenset((*off, *(f"agent.{name}" for name in (*of_returns, *of_core) if name != "core")))
 
 
@@ -489,10 +486,17 @@ def _is_on(parts: Mapping[str, Any], switch: str) -> bool:
     return bool(parts[part].get(field, True)) if isinstance(parts[part], Mapping) else True
 
 
-def _is_stepped_on_device(env: str) -> bool:
-    """Return whether compiled programs step the environment `env` where `actors` is unset, as far as its name tells."""
+def _is_stepped_by_actors(settings: Mapping[str, Any]) -> bool | None:
+    """Return whether actors, and not compiled programs, step the environment; `None` if `settings` do not tell."""
+    if "actors" not in settings:
+        return None
+    if settings["actors"] is not None:
+        return True
+    env = str(settings.get("env"))
     suite, _ = split_suite(env)
-    return not env.startswith(PREFIX) if suite else ":" not in env and env not in registered_envs()
+    if suite is not None:
+        return suite.actors
+    return None if ":" in env or env in registered_envs() else False
 
 
 class Change(NamedTuple):

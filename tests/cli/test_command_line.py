@@ -350,8 +350,12 @@ def test_a_flag_that_nothing_reads_is_noted(args: list[str], names: str) -> None
         assert not [note for note in parse([*args, *more]).notes if note.startswith("nothing reads")]
 
 
-@pytest.mark.parametrize("where", [["--env", "gymnasium:CartPole-v1"], ["--actors", "2"]], ids=["gymnasium", "actors"])
+@pytest.mark.parametrize(
+    "where",
+    [["--env", "gymnasium:CartPole-v1"], ["--env", "envpool:CartPole-v1"], ["--actors", "2"]],
+    ids=["gymnasium", "envpool", "actors"],
+)
 def test_staggering_is_noted_where_environments_are_on_the_host(where: list[str]) -> None:
     assert "nothing reads stagger under these settings" in parse(["ppo", *where, "--stagger"]).notes
-    for args in ([*where], ["--stagger"]):
+    for args in ([*where], [*where, "--max-lag", "0"], ["--stagger"]):
         assert not [note for note in parse(["ppo", *args]).notes if note.startswith("nothing reads")]
