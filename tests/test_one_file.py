@@ -62,6 +62,7 @@ def test_jaxrl_takes_the_same_steps_as_dqn_on_one_page_and_learns_the_same() -> 
     agree((ours.agent.params, ours.agent.target), (theirs.params, theirs.target))
 
 
+@pytest.mark.slow
 def test_jaxrl_takes_the_same_steps_as_ppo_on_one_page_and_learns_the_same() -> None:
     one = script(PPO)
     one.NUM_ENVS, one.ROLLOUT = 4, 31  # few enough steps for jaxrl to sort them too

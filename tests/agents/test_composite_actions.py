@@ -248,7 +248,7 @@ def host_env(kind: str) -> Any:
     return jaxrl.gymnasium_envs(gymnasium_spec(Strict(kind)), lambda: Strict(kind))
 
 
-@pytest.mark.every_day("dict")
+@pytest.mark.slow  # every day, a session gives such an environment its actions
 @pytest.mark.parametrize("kind", ["dict", "tuple"])
 def test_gymnasium_environments_get_what_is_in_their_space(kind: str) -> None:
     """The environment checks structure, dtypes, shapes and bounds of all parts."""

@@ -177,6 +177,7 @@ def test_what_hangs_on_another_setting_is_built_with_it() -> None:
     assert told == [-1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_weight_of_0_of_a_teacher_or_demonstrations_is_refused_in_any_order(tmp_path: Path) -> None:
     env = jaxrl.make_env("CartPole-v1")
     strategy = jaxrl.on_policy(env, jaxrl.ppo(features=(8,)))

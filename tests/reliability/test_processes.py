@@ -312,6 +312,7 @@ def test_ten_kills_at_random_moments_cost_no_bit(tmp_path: Path, undisturbed: tu
 # --- processes that differ, stop and die --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_process_with_another_seed_is_refused_by_all(tmp_path: Path) -> None:
     first, second = toys(tmp_path / "run", 0, 1)
     said = "has other settings or versions than process 0 (seed: 0 -> 1); start all by one command"

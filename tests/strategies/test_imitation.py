@@ -294,6 +294,7 @@ def test_a_run_goes_on_to_the_same_bits_beside_a_teacher_that_remembers_and_not_
     assert state_digest(jaxrl.Trainer(moved, max_opts=8, resume=run, **QUIET).train().state) == state_digest(whole)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_demonstrations_where_that_is_allowed(tmp_path: Path) -> None:
     spec, shown = locks.lock(LENGTH).spec, locks.shown(LENGTH, 3)
     jaxrl.save_dataset(tmp_path / "shown.npz", shown)

@@ -264,6 +264,7 @@ def test_what_was_learnt_of_observations_and_rewards_is_taken_up_again_by_a_run_
     assert float(policy.params.processor[0][0].count) == 2 * 4 * 17
 
 
+@pytest.mark.every_day("True")
 @pytest.mark.parametrize("initialised", [False, True])
 def test_a_warm_up_that_was_stopped_is_in_the_statistics_of_the_resumed_run_once(
     initialised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -177,6 +177,7 @@ train(replaying(jaxrl.gymnasium_envs(gymnasium_spec(Counting()), make), actors=1
 """
 
 
+@slow
 def test_a_script_that_would_run_again_in_the_processes_of_its_environments_is_refused(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -201,6 +202,7 @@ else:  # a process of an environment, which imports this
 """
 
 
+@slow
 def test_ctrl_c_while_processes_of_environments_begin_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(OPENING)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

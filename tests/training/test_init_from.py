@@ -93,6 +93,7 @@ def test_statistics_of_observations_go_with_the_networks(tmp_path: Path) -> None
     assert equal(moments(new), moments(old))
 
 
+@pytest.mark.every_day("rollouts")
 @pytest.mark.parametrize("make", [replaying, rollouts])
 def test_actors_go_on_from_the_statistics_of_the_other_run(make: Any, tmp_path: Path) -> None:
     strategy = make(counter(), processor=jaxrl.chain(jaxrl.normalise_obs(), jaxrl.one_step()))
@@ -114,6 +115,7 @@ def test_statistics_go_from_one_shard_to_several_and_back(tmp_path: Path) -> Non
     assert equal(one, [x[0] for x in wanted])
 
 
+@pytest.mark.every_day("1")
 @pytest.mark.parametrize("shards", [1, 2])
 def test_the_warm_up_is_acted_by_the_networks_that_the_run_begins_with(shards: int) -> None:
     ring = jaxrl.uniform(400, batch_size=128)

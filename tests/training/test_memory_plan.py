@@ -62,6 +62,7 @@ def test_members_fit_where_those_of_each_device_do(monkeypatch: pytest.MonkeyPat
         memory.require_members_fit([[small], [large, large]])
 
 
+@pytest.mark.slow
 def test_members_of_several_sizes_are_counted_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "device_bytes", lambda: 10 * MB)
     for capacities in ([1_000, 1_000_000], [1_000_000, 1_000]):

@@ -361,6 +361,7 @@ def test_scores_at_gates_outlive_the_logs_of_members(searched: Searched, tmp_pat
     searched.require_same(run)
 
 
+@pytest.mark.slow
 def test_rows_under_another_members_number_are_told_and_all_go_on_as_themselves(
     searched: Searched, tmp_path: Path
 ) -> None:
