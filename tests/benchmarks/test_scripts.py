@@ -70,7 +70,6 @@ SCRIPTS = {
     "compare": Script(f"{COMMITTED} {COMMITTED}", printed("same beside its"), here=True),
     "peers": Script("rejax --opt-steps 16 --rounds 1 --json out.json"),
     "compiled": Script("evaluate --target cpu --json out.json"),
-    "compiled.limits": Script("", printed("<!-- limits -->")),
     "compiled.shards": Script("dqn-1024 --target 8-cpu --json out.json"),
     "tables": Script("speed", printed("Measured with jaxrl"), here=True),
     "scale": Script("2 --quick --json out.json"),
