@@ -75,7 +75,6 @@ SCRIPTS = {
     "scale": Script("2 --quick --json out.json"),
     "campaign": Script("--quick --agents dqn --cases env-10 --json out.json", rehearsed),
     "learning": Script(f"--algo dqn --env CartPole-v1 {TRAINED}"),
-    "judging": Script("--algo ppo --env CartPole-v1 --seeds 0 --env-steps 8192 --json out.json"),
     "offline": Script("--quick --json out.json"),
     "search": Script("--quick --json out.json"),
     "population": Script("--quick --json out.json"),
