@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxrl import masks, nn, shards, spaces
 from jaxrl.agents import sequences
 from jaxrl.agents.base import Agent, AgentMaker, DistributionFn, PolicyFns, StripFn
+from jaxrl.agents.checks import refuse_beside
 from jaxrl.agents.critic_values import CriticValues, atom_values, mean_values
 from jaxrl.agents.custom import (
     ONE_VALUE,
@@ -250,8 +251,7 @@ def _network(
     """Return a network of a `kind`, or with `batch_norm` a `BatchNormNetwork` of its inputs and outputs."""
     if config.batch_norm == "none":
         return kind(spec.observation_space, outputs, **{**_options(config, spec), "features": widths, **more})
-    if config.layer_norm:
-        raise SettingsError(f"agent.layer_norm is on and agent.batch_norm {config.batch_norm}; set one of them alone")
+    refuse_beside(config, "layer_norm", False, batch_norm="none")
     if nn.torso_kind(config.torso, spec.observation_space, config.channels) not in nn.FLAT:
         raise SettingsError(
             f"agent.batch_norm is {config.batch_norm}, but {spec.name} has images for a torso with convolutions; set "
@@ -281,9 +281,7 @@ def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
     """
     space, hidden = spec.action_space, Box(-jnp.inf, jnp.inf, (config.core_features,))
     without = {"critic_features": (), "dropout": 0.0, "pre_activation_norm": False, "weight_norm": False}
-    for name, alone in {"batch_norm": "none", **without}.items():
-        if (value := getattr(config, name)) != alone:
-            raise SettingsError(f"agent.{name} is {value}, which networks with a core do not have; set it to {alone}")
+    refuse_beside(config, "core", "none", batch_norm="none", **without)
     # Actions must pass a hidden layer together with the core's output. Without actions as input, a linear head
     # suffices.
     behind = 0 if isinstance(space, Discrete) else 1
@@ -525,21 +523,18 @@ def check_atoms(config: Any, custom: Mapping[str, Any], **alone: Any) -> None:
     if config.atoms < 2:
         raise SettingsError(f"agent.atoms is {config.atoms}; expected at least 2, or 0 for the mean return alone")
     check_support(config.atoms, config.v_min, config.v_max)
-    for name, usual in {"core": "none", **alone}.items():
-        if (value := getattr(config, name)) != usual:
-            raise SettingsError(
-                f"agent.atoms is {config.atoms} and agent.{name} {value}, which do not go together; set {name} to "
-                f"{usual}, or atoms to 0"
-            )
+    refuse_beside(config, "atoms", core="none", **alone)
+    check_own_critic(custom, "atoms", config.atoms)
+
+
+def check_own_critic(custom: Mapping[str, Any], setting: str, value: int) -> None:
+    """Raise `SettingsError` for a critic or a loss of mean returns made in Python, beside a distribution of returns."""
+    if not value:
+        return
     if custom["make_critic"] is not None:
         raise SettingsError(
-            f"agent.atoms is {config.atoms}, which a critic made in Python does not have; set atoms to 0"
+            f"agent.{setting} is {value}, which a critic made in Python does not have; set {setting} to 0"
         )
-    check_critic_loss(custom, "atoms", config.atoms)
-
-
-def check_critic_loss(custom: Mapping[str, Any], setting: str, value: int) -> None:
-    """Raise `SettingsError` for a `critic_loss` of mean returns beside a `setting` by which critics have others."""
     if custom.get("critic_loss") is not None:
         raise SettingsError(
             f"critic_loss is a function, of mean returns, but agent.{setting} is {value}; set {setting} to 0, or leave "
