@@ -160,8 +160,6 @@ class Networks(NamedTuple):
     critic: Network
     value: Network | None = None
     """`[B, ...] -> [B]` or `[B, 1]`; only IQL has one."""
-    one_critic: Network | None = None
-    """One of the critics, for its own slice of the variables; `None` with cores."""
 
 
 class Parts(NamedTuple):
@@ -204,25 +202,17 @@ def build_networks(config: CriticConfig, custom: CustomParts, spec: EnvSpec, hea
     if "make_critic" not in custom.makers:
         outputs = space.n if isinstance(space, Discrete) else atoms
         widths = config.critic_features or config.features
-        # `nn.ensemble` maps parameters alone. Batch statistics and dropout of each critic need the general `Ensemble`.
         given = "critic_features" if config.critic_features else "features"
         nn.check_torso(config.torso, spec.observation_space, config.channels, widths, given)
         if config.batch_norm != "none":
-            return _networks(policy, _network(Critic, config, spec, outputs, widths), config.num_critics)
+            return Networks(policy, Ensemble(_network(Critic, config, spec, outputs, widths), config.num_critics))
         options = {**_options(config, spec), "features": widths, "layer_norm": config.layer_norm}
-        if config.dropout:
-            one = DropoutCritic(spec.observation_space, outputs, **options, dropout=config.dropout)
-            return _networks(policy, one, config.num_critics)
-        several = nn.ensemble(config.num_critics, spec.observation_space, outputs=outputs, **options)
-        return Networks(policy, several, one_critic=Critic(spec.observation_space, outputs, **options))
+        kind = partial(DropoutCritic, dropout=config.dropout) if config.dropout else Critic
+        return Networks(policy, Ensemble(kind(spec.observation_space, outputs, **options), config.num_critics))
     args, values = ((obs,), value_output(spec)) if isinstance(space, Discrete) else ((obs, _actions(space)), ONE_VALUE)
     # The user makes one critic; the ensemble maps it over K sets of parameters.
     member = nn.check_network(custom.make("make_critic", spec), "make_critic", args, (values,))
-    return _networks(policy, member, config.num_critics)
-
-
-def _networks(policy: Network, member: Network, count: int) -> Networks:
-    return Networks(policy, Ensemble(member, count), one_critic=member)
+    return Networks(policy, Ensemble(member, config.num_critics))
 
 
 def _check_dropout(config: CriticConfig, custom: CustomParts) -> None:
@@ -760,7 +750,7 @@ def _own_target(bootstrap: OwnBootstrap, q_t: Array) -> Array:
 
 def _action_gradients(networks: Networks, params: PyTree, obs: PyTree, action: Array) -> Array:
     """Return the gradient of each critic's value for `action` `[B, D]`, `[K, B, D]`; without dropout."""
-    one: Any = networks.one_critic
+    one = cast(Ensemble, networks.critic).member
     seen = to_critic(obs)
     # Rows do not depend on each other, so the gradient of their sum has that of each.
     value = lambda params, action: one.apply(params, seen, action).sum()
