@@ -33,7 +33,7 @@ from benchmarks import harness, hlo
 from benchmarks.cases import case_named, dqn_shape, ppo_shape
 from benchmarks.cases.shapes import SAC, replaying
 from benchmarks.compiled.cases import CASES as COMPILED, case_named as compiled_case, strategy_of
-from benchmarks.compiled.limits import newest
+from benchmarks.compiled.counts import newest
 from benchmarks.compiled.measure import without
 from benchmarks.device import shorten
 from benchmarks.harness import Effort, Row

@@ -53,8 +53,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "offline-reach": reach.from_data,
     "offline-beside": reach.from_data_beside,
     "searches-reach": reach.searches,
-    "counts": partial(speed.compiled, "counts"),
-    "limits": partial(speed.compiled, "limits"),
+    "counts": speed.compiled,
     "shards": speed.exchanged,
 }
 """What makes each, by the name of its place."""

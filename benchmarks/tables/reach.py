@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import product
 
-from benchmarks import begin, distil, harness, judging, learning, offline, search
+from benchmarks import begin, distil, harness, learning, offline, search
 from benchmarks.tables.results import Result, Row, figure, prose, results, source, spaced, table
 from jaxrl.nn import CORES
 
@@ -32,7 +32,38 @@ def reached(*algos: str) -> str:
 def judged() -> str:
     """Return how greedy actions compare with sampled ones."""
     found = results("*-judging*.json")
-    return f"{judging.documented([row for one in found for row in one.rows])}\n\n{source(found)}"
+    return f"{by_actions([row for one in found for row in one.rows])}\n\n{source(found)}"
+
+
+PLAYED = {
+    "last, greedy": ("last", "greedy"),
+    "last, sampled": ("last", "sampled"),
+    "best by greedy, played greedily": ("best_by_greedy", "greedy"),
+    "best by sampled, played greedily": ("best_by_sampled", "greedy"),
+    "sampled": ("best_by_sampled", "sampled"),
+}
+"""Columns of policies by how they were chosen, and by how they played."""
+
+
+def by_actions(rows: Sequence[Row]) -> str:
+    """Return a table of evaluations by greedy and by sampled actions: means over the seeds, the worst in brackets."""
+    lines = []
+    for env, algo in dict.fromkeys((row["env"], row["algo"]) for row in rows):
+        of_task = [row for row in rows if (row["env"], row["algo"]) == (env, algo)]
+        ends = [row["moments"]["end"] for row in of_task]
+        steps = f"{statistics.mean(row['env_steps'] for row in of_task):,.0f}".replace(",", " ")
+        played = [[end["training"] for end in ends], *([end[of][mode] for end in ends] for of, mode in PLAYED.values())]
+        means = [f"{statistics.mean(values):.1f} ({min(values):.1f})" for values in played]
+        apart = [f"{distance(of_task, mode):.1f}" for mode in ("greedy", "sampled")]
+        lines.append([env, f"`{algo}`", steps, *means, *apart])
+    head = ["environment", "agent", "environment steps", "training", *PLAYED, "distance of greedy", "of sampled"]
+    return table(head, lines)
+
+
+def distance(rows: Sequence[Row], mode: str) -> float:
+    """Return how far evaluations lie from the training return of their interval, in the mean over all of `rows`."""
+    pairs = [(point[mode], point["training"]) for row in rows for point in row["curve"]]
+    return statistics.mean(abs(score - training) for score, training in pairs if training is not None)
 
 
 def default_command() -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from benchmarks import scale
-from benchmarks.compiled import limits, shards
+from benchmarks.compiled import counts, shards
 from benchmarks.peers import settings
 from benchmarks.tables.results import Row, Rows, figure, prose, results, source, spaced, table
 from jaxrl.nn import CORES
@@ -268,15 +268,15 @@ def spread() -> str:
     return f"{scale.table(found.rows)}\n\n{source([found])}"
 
 
-def compiled(name: str) -> str:
-    """Return a table of `benchmarks.compiled.limits`."""
-    files = [results(f"*-compiled-{target}.json")[-1] for target in limits.CONSTANTS]
-    return f"{limits.tables(limits.newest())[name]}\n\n{source(files, 'Compiled')}"
+def compiled() -> str:
+    """Return what compiled programs are made of."""
+    files = [results(f"*-compiled-{target}.json")[-1] for target in counts.TARGETS]
+    return f"{counts.table(counts.newest())}\n\n{source(files, 'Compiled')}"
 
 
 def cores() -> str:
     """Return what an optimisation step takes with each recurrent core."""
-    files = [results(f"*-compiled-{target}.json")[-1] for target in limits.CONSTANTS]
+    files = [results(f"*-compiled-{target}.json")[-1] for target in counts.TARGETS]
     (measured,) = [one for one in results("*cores-memory-*.json") if one.rows and one.rows[0]["seed"] is None][-1:]
     ratio = {row["core"]: row["ratio_to_none"] for row in measured.rows}
     of = {one.rows[0]["target"]: {row["case"]: row for row in one.rows} for one in files}

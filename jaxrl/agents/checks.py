@@ -78,6 +78,18 @@ def _settings_of_schedules(name: str, config: Any) -> dict[str, Any]:
     return decided
 
 
+def refuse_beside(config: Any, setting: str, off: Any = 0, **usual: Any) -> None:
+    """Raise `SettingsError` if a `setting` is not `off`, beside another whose value differs from that in `usual`."""
+    if (value := getattr(config, setting)) == off:
+        return
+    for name, fits in usual.items():
+        if (other := getattr(config, name)) != fits:
+            raise SettingsError(
+                f"agent.{setting} is {value} and agent.{name} {other}, which do not go together; set {name} to {fits}, "
+                f"or {setting} to {off}"
+            )
+
+
 def check_actions(name: str, spec: EnvSpec) -> None:
     """Raise `SettingsError` unless the agent `name` supports the action space of `spec`, and its mask if it has one."""
     check_observation_entries(spec)

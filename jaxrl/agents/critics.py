@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxrl import masks, nn, shards, spaces
 from jaxrl.agents import sequences
 from jaxrl.agents.base import Agent, AgentMaker, DistributionFn, PolicyFns, StripFn
+from jaxrl.agents.checks import refuse_beside
 from jaxrl.agents.critic_values import CriticValues, atom_values, mean_values
 from jaxrl.agents.custom import (
     ONE_VALUE,
@@ -159,8 +160,6 @@ class Networks(NamedTuple):
     critic: Network
     value: Network | None = None
     """`[B, ...] -> [B]` or `[B, 1]`; only IQL has one."""
-    one_critic: Network | None = None
-    """One of the critics, for its own slice of the variables; `None` with cores."""
 
 
 class Parts(NamedTuple):
@@ -203,25 +202,17 @@ def build_networks(config: CriticConfig, custom: CustomParts, spec: EnvSpec, hea
     if "make_critic" not in custom.makers:
         outputs = space.n if isinstance(space, Discrete) else atoms
         widths = config.critic_features or config.features
-        # `nn.ensemble` maps parameters alone. Batch statistics and dropout of each critic need the general `Ensemble`.
         given = "critic_features" if config.critic_features else "features"
         nn.check_torso(config.torso, spec.observation_space, config.channels, widths, given)
         if config.batch_norm != "none":
-            return _networks(policy, _network(Critic, config, spec, outputs, widths), config.num_critics)
+            return Networks(policy, Ensemble(_network(Critic, config, spec, outputs, widths), config.num_critics))
         options = {**_options(config, spec), "features": widths, "layer_norm": config.layer_norm}
-        if config.dropout:
-            one = DropoutCritic(spec.observation_space, outputs, **options, dropout=config.dropout)
-            return _networks(policy, one, config.num_critics)
-        several = nn.ensemble(config.num_critics, spec.observation_space, outputs=outputs, **options)
-        return Networks(policy, several, one_critic=Critic(spec.observation_space, outputs, **options))
+        kind = partial(DropoutCritic, dropout=config.dropout) if config.dropout else Critic
+        return Networks(policy, Ensemble(kind(spec.observation_space, outputs, **options), config.num_critics))
     args, values = ((obs,), value_output(spec)) if isinstance(space, Discrete) else ((obs, _actions(space)), ONE_VALUE)
     # The user makes one critic; the ensemble maps it over K sets of parameters.
     member = nn.check_network(custom.make("make_critic", spec), "make_critic", args, (values,))
-    return _networks(policy, member, config.num_critics)
-
-
-def _networks(policy: Network, member: Network, count: int) -> Networks:
-    return Networks(policy, Ensemble(member, count), one_critic=member)
+    return Networks(policy, Ensemble(member, config.num_critics))
 
 
 def _check_dropout(config: CriticConfig, custom: CustomParts) -> None:
@@ -250,8 +241,7 @@ def _network(
     """Return a network of a `kind`, or with `batch_norm` a `BatchNormNetwork` of its inputs and outputs."""
     if config.batch_norm == "none":
         return kind(spec.observation_space, outputs, **{**_options(config, spec), "features": widths, **more})
-    if config.layer_norm:
-        raise SettingsError(f"agent.layer_norm is on and agent.batch_norm {config.batch_norm}; set one of them alone")
+    refuse_beside(config, "layer_norm", False, batch_norm="none")
     if nn.torso_kind(config.torso, spec.observation_space, config.channels) not in nn.FLAT:
         raise SettingsError(
             f"agent.batch_norm is {config.batch_norm}, but {spec.name} has images for a torso with convolutions; set "
@@ -281,9 +271,7 @@ def recurrent_networks(config: Any, spec: EnvSpec, head: Head) -> Networks:
     """
     space, hidden = spec.action_space, Box(-jnp.inf, jnp.inf, (config.core_features,))
     without = {"critic_features": (), "dropout": 0.0, "pre_activation_norm": False, "weight_norm": False}
-    for name, alone in {"batch_norm": "none", **without}.items():
-        if (value := getattr(config, name)) != alone:
-            raise SettingsError(f"agent.{name} is {value}, which networks with a core do not have; set it to {alone}")
+    refuse_beside(config, "core", "none", batch_norm="none", **without)
     # Actions must pass a hidden layer together with the core's output. Without actions as input, a linear head
     # suffices.
     behind = 0 if isinstance(space, Discrete) else 1
@@ -525,21 +513,18 @@ def check_atoms(config: Any, custom: Mapping[str, Any], **alone: Any) -> None:
     if config.atoms < 2:
         raise SettingsError(f"agent.atoms is {config.atoms}; expected at least 2, or 0 for the mean return alone")
     check_support(config.atoms, config.v_min, config.v_max)
-    for name, usual in {"core": "none", **alone}.items():
-        if (value := getattr(config, name)) != usual:
-            raise SettingsError(
-                f"agent.atoms is {config.atoms} and agent.{name} {value}, which do not go together; set {name} to "
-                f"{usual}, or atoms to 0"
-            )
+    refuse_beside(config, "atoms", core="none", **alone)
+    check_own_critic(custom, "atoms", config.atoms)
+
+
+def check_own_critic(custom: Mapping[str, Any], setting: str, value: int) -> None:
+    """Raise `SettingsError` for a critic or a loss of mean returns made in Python, beside a distribution of returns."""
+    if not value:
+        return
     if custom["make_critic"] is not None:
         raise SettingsError(
-            f"agent.atoms is {config.atoms}, which a critic made in Python does not have; set atoms to 0"
+            f"agent.{setting} is {value}, which a critic made in Python does not have; set {setting} to 0"
         )
-    check_critic_loss(custom, "atoms", config.atoms)
-
-
-def check_critic_loss(custom: Mapping[str, Any], setting: str, value: int) -> None:
-    """Raise `SettingsError` for a `critic_loss` of mean returns beside a `setting` by which critics have others."""
     if custom.get("critic_loss") is not None:
         raise SettingsError(
             f"critic_loss is a function, of mean returns, but agent.{setting} is {value}; set {setting} to 0, or leave "
@@ -765,7 +750,7 @@ def _own_target(bootstrap: OwnBootstrap, q_t: Array) -> Array:
 
 def _action_gradients(networks: Networks, params: PyTree, obs: PyTree, action: Array) -> Array:
     """Return the gradient of each critic's value for `action` `[B, D]`, `[K, B, D]`; without dropout."""
-    one: Any = networks.one_critic
+    one = cast(Ensemble, networks.critic).member
     seen = to_critic(obs)
     # Rows do not depend on each other, so the gradient of their sum has that of each.
     value = lambda params, action: one.apply(params, seen, action).sum()

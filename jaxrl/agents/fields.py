@@ -134,9 +134,8 @@ class NetworkConfig:
     """What the built-in networks are made of."""
 
     torso: Torso = "auto"
-    """Network torso: mlp, simba or bro (residual blocks of dense layers), minatar (also called conv), nature, impala or
-    auto. auto chooses nature for images [H, W, C] with sides of at least 36, minatar for smaller ones, and mlp for
-    other observations."""
+    """Network torso: mlp, simba or bro (residual blocks of dense layers), minatar, nature, impala or auto. auto chooses
+    nature for images [H, W, C] with sides of at least 36, minatar for smaller ones, and mlp for other observations."""
     features: Widths = (256, 256)
     """Widths of the dense layers; for simba and bro one equal width for each block."""
     channels: Widths = ()

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jaxrl import distributions, shards
 from jaxrl.agents import critics, optimizers, sequences
 from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode
-from jaxrl.agents.checks import check_actions, make_hyper
+from jaxrl.agents.checks import check_actions, make_hyper, refuse_beside
 from jaxrl.agents.critic_values import CriticValues, quantile_values, reduce_critics
 from jaxrl.agents.critics import (
     CategoricalConfig,
@@ -792,94 +792,59 @@ def _distribution(parts: Parts, outputs: Array, obs: PyTree, temperature: PyTree
 def _check(config: SACConfig, parts: Mapping[str, Any]) -> None:
     """Raise `SettingsError` for settings that contradict each other."""
     sequences.check_core(config, make_policy=parts["make_policy"], make_critic=parts["make_critic"])
-    sequences.check_noise_memory(config)
-    for name, alone in {"critic_subset": 0, "quantiles": 0}.items():
-        if not config.target_network and getattr(config, name) != alone:
-            raise SettingsError(
-                f"agent.{name} is {getattr(config, name)}, but without agent.target_network targets come from the "
-                f"critics themselves, all of them; leave target_network on, or set {name} to 0"
-            )
+    # A subset and quantiles reduce the outputs of target networks in a way of their own; EDAC compares whole critics.
+    refuse_beside(config, "quantiles", critic_subset=0, cql=0.0, core="none", target_network=True, critic_target="min")
+    refuse_beside(config, "critic_subset", target_network=True, critic_target="min")
+    refuse_beside(config, "noise_memory", core="none")
+    refuse_beside(config, "eta", core="none")
+    refuse_beside(config, "core", "none", target_network=True)
+    refuse_beside(config, "joint_batch", False, target_network=True, core="none")
+    critics.check_atoms(config, parts, quantiles=0, critic_subset=0, cql=0.0, eta=0.0, target_network=True)
+    critics.check_own_critic(parts, "quantiles", config.quantiles)
+    left = (config.quantiles - config.drop_quantiles) * config.num_critics
+    if config.quantiles and (config.quantiles < 2 or left < 2):
+        raise SettingsError(
+            f"agent.quantiles is {config.quantiles} and agent.drop_quantiles {config.drop_quantiles}; expected at "
+            "least 2 quantiles, and 2 of all critics that are left, or quantiles 0"
+        )
     if config.critic_subset > config.num_critics:
         raise SettingsError(
             f"agent.critic_subset is {config.critic_subset}, but agent.num_critics {config.num_critics}; draw at most "
             "as many as there are"
         )
-    if config.quantiles:
-        _check_quantiles(config, parts)
-    critics.check_atoms(config, parts, quantiles=0, critic_subset=0, cql=0.0, eta=0.0, target_network=True)
-    for name in ("quantiles", "critic_subset"):
-        if config.critic_target == "mean" and getattr(config, name):
-            raise SettingsError(
-                f"agent.critic_target is mean, but agent.{name} {getattr(config, name)} has a target of its own; set "
-                f"critic_target to min, or {name} to 0"
-            )
-    if config.eta and (config.num_critics < 2 or config.core != "none"):
-        what = f"num_critics {config.num_critics}" if config.num_critics < 2 else f"core {config.core}"
-        raise SettingsError(f"agent.eta is {config.eta}, but agent.{what} has no pairs of critics for it; set eta to 0")
-    _check_joint_batch(config, parts)
-    if not config.target_network and config.core != "none":
+    if config.eta and config.num_critics < 2:
         raise SettingsError(
-            f"agent.target_network is off, but with agent.core {config.core} sequences need one; leave it on, "
-            "or set core to none"
+            f"agent.eta is {config.eta}, but agent.num_critics {config.num_critics} has no pairs of critics for it; "
+            "set eta to 0"
+        )
+    if config.joint_batch and config.batch_norm == "none" and parts["make_critic"] is None:
+        raise SettingsError(
+            "agent.joint_batch is on, but critics with agent.batch_norm none have no statistics of a batch; leave it "
+            "off"
         )
     if config.learn_temperature and "temperature" in schedules_in(config.schedules):
         raise SettingsError("agent.temperature is learnt, and cannot follow a schedule; set learn_temperature=False")
 
 
-def _check_joint_batch(config: SACConfig, parts: Mapping[str, Any]) -> None:
-    """Raise `SettingsError` for a joint batch that joins nothing."""
-    if not config.joint_batch:
-        return
-    if not config.target_network:
-        raise SettingsError(
-            "agent.joint_batch is on, but without agent.target_network a step and the next one share a pass anyway; "
-            "leave it off, or target_network on"
-        )
-    if config.core != "none" or (config.batch_norm == "none" and parts["make_critic"] is None):
-        what = f"core {config.core}" if config.core != "none" else "batch_norm none"
-        raise SettingsError(
-            f"agent.joint_batch is on, but critics with agent.{what} have no statistics of a batch; leave it off"
-        )
+CONTINUOUS = {
+    "noise_memory": "",
+    "quantiles": ", or take dqn with values qr",
+    "atoms": ", or take dqn with values c51",
+    "eta": "",
+}
+"""Settings of continuous actions alone, and what else there is for others."""
 
 
-def _check_quantiles(config: SACConfig, parts: Mapping[str, Any]) -> None:
-    """Raise `SettingsError` for settings that do not go together with quantiles."""
-    if config.quantiles < 2 or (config.quantiles - config.drop_quantiles) * config.num_critics < 2:
-        raise SettingsError(
-            f"agent.quantiles is {config.quantiles} and agent.drop_quantiles {config.drop_quantiles}; expected at "
-            "least 2 quantiles, and 2 of all critics that are left, or quantiles 0"
-        )
-    for name, given in {"critic_subset": config.critic_subset, "cql": config.cql}.items():
-        if given:
-            raise SettingsError(
-                f"agent.quantiles is {config.quantiles} and agent.{name} {given}; critics of quantiles have no {name}, "
-                "so set one of them to 0"
-            )
-    if config.core != "none" or parts["make_critic"] is not None:
-        what = "a critic made in Python" if config.core == "none" else f"agent.core {config.core}"
-        raise SettingsError(f"agent.quantiles is {config.quantiles}, which {what} does not have; set quantiles to 0")
-    critics.check_critic_loss(parts, "quantiles", config.quantiles)
+def _check_continuous(config: SACConfig, spec: EnvSpec) -> None:
+    """Raise `SettingsError` for discrete actions beside settings of continuous ones."""
+    for name, instead in CONTINUOUS.items():
+        if (value := getattr(config, name)) and isinstance(spec.action_space, Discrete):
+            raise SettingsError(f"agent.{name} is {value}, but {spec.name} has Discrete actions; set it to 0{instead}")
 
 
 def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
     check_actions(name, spec)
-    if config.noise_memory and isinstance(spec.action_space, Discrete):
-        raise SettingsError(
-            f"agent.noise_memory is {config.noise_memory}, but {spec.name} has Discrete actions, each drawn "
-            "afresh; set it to 0"
-        )
-    if config.quantiles and isinstance(spec.action_space, Discrete):
-        raise SettingsError(
-            f"agent.quantiles is {config.quantiles}, but {spec.name} has Discrete actions; set it to 0, or take dqn "
-            "with values qr"
-        )
-    if config.atoms and isinstance(spec.action_space, Discrete):
-        raise SettingsError(
-            f"agent.atoms is {config.atoms}, but {spec.name} has Discrete actions; set it to 0, or take dqn with "
-            "values c51"
-        )
-    if config.eta and isinstance(spec.action_space, Discrete):
-        raise SettingsError(f"agent.eta is {config.eta}, but {spec.name} has Discrete actions; set it to 0")
+    _check_continuous(config, spec)
     head = distributions.make_head(spec, squash=True)
     memories = sequences.initial_memories(config, config.num_critics)
     networks = (

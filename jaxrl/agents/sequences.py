@@ -63,16 +63,6 @@ def check_core(config: CoreConfig, **makers: object) -> None:
         )
 
 
-def check_noise_memory(config: Any) -> None:
-    """Raise `SettingsError` for a core beside exploration noise that has a memory of its own."""
-    for name in ("noise_memory", "noise_min"):
-        if (value := getattr(config, name, 0.0)) and config.core != "none":
-            raise SettingsError(
-                f"agent.{name} is {value}, but with agent.core {config.core} the memory is that of the networks alone; "
-                f"set {name} to 0, or core to none"
-            )
-
-
 def rollout_sequences(sample: Sample, items: Transition) -> Sample:
     """Return `sample` of a rollout `[T, N]` as sequences `[N, T]`, with its fields `obs`, `memory` and `is_first` set.
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxrl import shards
 from jaxrl.agents import critics, optimizers, sequences
 from jaxrl.agents.base import Agent, AgentFns, AgentInfo, AgentMaker, Mode
-from jaxrl.agents.checks import check_actions, make_hyper
+from jaxrl.agents.checks import check_actions, make_hyper, refuse_beside
 from jaxrl.agents.critic_values import CriticValues
 from jaxrl.agents.critics import CategoricalConfig, Parts
 from jaxrl.agents.custom import CriticLoss, CustomParts, ExtraLoss, MakeNetwork, MakePolicy
@@ -232,16 +232,15 @@ def _maker(name: str, config: Any, arguments: Mapping[str, Any]) -> AgentMaker:
 def _check(config: TD3Config, parts: Mapping[str, Any]) -> None:
     """Raise `SettingsError` for settings that contradict each other."""
     sequences.check_core(config, make_policy=parts["make_policy"], make_critic=parts["make_critic"])
-    sequences.check_noise_memory(config)
+    # With a core, the memory is that of the networks alone.
+    refuse_beside(config, "noise_memory", core="none")
+    refuse_beside(config, "noise_min", core="none")
+    # Both weigh the distance from the data's actions.
+    refuse_beside(config, "bc_alpha", actor_bc_coef=0.0)
     critics.check_atoms(config, parts)
     if config.noise_min > config.noise:
         raise SettingsError(
             f"agent.noise_min is {config.noise_min} and agent.noise {config.noise}; expected noise_min at most noise"
-        )
-    if config.bc_alpha and config.actor_bc_coef:
-        raise SettingsError(
-            f"agent.bc_alpha is {config.bc_alpha} and agent.actor_bc_coef {config.actor_bc_coef}; both weigh the "
-            "distance from the data's actions, so set one of them to 0"
         )
 
 

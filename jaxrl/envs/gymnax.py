@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.envs.base import Env, TimeStep
-from jaxrl.envs.suites import cast_like
-from jaxrl.errors import SettingsError, error_text, suggest
-from jaxrl.spaces import Box, Discrete, EnvSpec, Space
+from jaxrl.envs.suites import cast_like, check_params, reads_key
+from jaxrl.errors import SettingsError, error_text
+from jaxrl.spaces import Box, Discrete, EnvSpec, Space, space_struct
 from jaxrl.trees import Array, Key, PyTree, make_key
 
 TIME_LIMIT = "max_steps_in_episode"
@@ -133,10 +133,7 @@ def make(name: str, /, **params: Any) -> Env:
         env, defaults = _make(name)
     except Exception as error:
         raise SettingsError(f"gymnax cannot make {name}: {error_text(error)}") from error
-    unknown = set(params) - set(vars(defaults))
-    if unknown:
-        word = sorted(unknown)[0]
-        raise SettingsError(f"{name} has no parameter {word!r}; {suggest(word, vars(defaults))}")
+    check_params(name, params, vars(defaults))
     # The limit is a whole number, also where gymnax's own default is a float.
     own = {**vars(defaults), TIME_LIMIT: 0}
     given = {word: _convert_number(f"{name}: {word}", value, own[word]) for word, value in params.items()}
@@ -166,7 +163,8 @@ def wrap(name: str, env: Any, params: Any, settings: dict[str, Any] | None = Non
     obs, state = jax.eval_shape(lambda key: env.reset_env(key, params), make_key(0))
     action_space = _space(env.action_space(params))
     # With a constant key, the keys of its steps are never computed.
-    uses_key = _uses_key(env, params, state)
+    step = lambda state, action, key: env.step_env(key, state, action, params)
+    uses_key = reads_key(step, state, space_struct(action_space))
     limit = getattr(params, TIME_LIMIT, None)
     return Env(
         spec=EnvSpec(
@@ -198,14 +196,6 @@ def _step(
     obs, state = cast_like((obs, state), like)
     truncated = env.is_truncated(state, params)
     return state, TimeStep(obs, jnp.asarray(reward, jnp.float32).reshape(()), terminated, truncated)
-
-
-def _uses_key(env: Any, params: Any, state: PyTree) -> bool:
-    """Return whether a step reads its key; if not, it is given a constant one."""
-    action = jax.eval_shape(env.action_space(params).sample, make_key(0))
-    jaxpr = jax.make_jaxpr(lambda *args: env.step_env(*args, params))(make_key(0), state, action).jaxpr
-    key = jaxpr.invars[0]
-    return any(var is key for eqn in jaxpr.eqns for var in eqn.invars) or any(var is key for var in jaxpr.outvars)
 
 
 def _space(space: Any) -> Space:

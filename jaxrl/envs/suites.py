@@ -117,7 +117,8 @@ def copy_containers(state: PyTree) -> Any:
 def reads_key(step: Callable[[Any, Any, Any], Any], state: PyTree, action: PyTree) -> bool:
     """Return whether `step(state, action, key)` reads its key; if not, it can be given a constant one."""
     jaxpr = jax.make_jaxpr(lambda key, state, action: step(state, action, key))(KEY, state, action).jaxpr
-    return any(var is jaxpr.invars[0] for eqn in jaxpr.eqns for var in eqn.invars)
+    read = [var for eqn in jaxpr.eqns for var in eqn.invars]
+    return any(var is jaxpr.invars[0] for var in (*read, *jaxpr.outvars))
 
 
 def make_box(struct: Any, low: Any = -np.inf, high: Any = np.inf) -> Box:

@@ -22,7 +22,6 @@ from jaxrl.nn.networks import (
     DropoutCritic,
     PolicyNetwork,
     QNetwork,
-    ensemble,
 )
 from jaxrl.nn.recurrent import Recurrent, RecurrentEnsemble, RecurrentNetwork, merge_axes, run_core
 from jaxrl.nn.torsos import (
@@ -75,7 +74,6 @@ __all__ = [
     "check_torso",
     "dense",
     "encode",
-    "ensemble",
     "forward",
     "from_nnx",
     "initial_memory",

@@ -170,16 +170,6 @@ class BatchNormNetwork(nn.Module):
         return dense(self.outputs)(x)
 
 
-def ensemble(size: int, observation_space: Any, **options: Any) -> nn.Module:
-    """Return an ensemble of `size` critics, each with its own parameters; values `[size, B, outputs]`."""
-    # All critics see the same rows, so no argument is mapped.
-    several = nn.vmap(
-        Critic, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, out_axes=0, axis_size=size
-    )
-    built: nn.Module = several(observation_space, **options)
-    return built
-
-
 class ActorCritic(nn.Module):
     """Policy outputs and values for a batch of observations; with a core, for observations and memory.
 

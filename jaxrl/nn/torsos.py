@@ -114,8 +114,8 @@ def make_conv(channels: int, size: int, stride: int, padding: str, orthogonal: b
 
 
 CONVOLUTIONS: Mapping[str, Any] = {"minatar": Convolutions, "nature": NatureCNN, "impala": ImpalaCNN}
-TORSOS = ("auto", *FLAT, *CONVOLUTIONS, "conv")
-"""Names of torsos; `conv` is the older name of `minatar`."""
+TORSOS = ("auto", *FLAT, *CONVOLUTIONS)
+"""Names of torsos."""
 
 
 def make_convolutions(kind: str, channels: Sequence[int], **options: Any) -> nn.Module:
@@ -181,13 +181,13 @@ class JoinedTorso(nn.Module):
 
 
 def torso_kind(torso: str, space: Space, channels: Sequence[int] = ()) -> str:
-    """Return the given torso, or for `auto` one that fits the observations; `minatar` for `conv`.
+    """Return the given torso, or for `auto` one that fits the observations.
 
     `auto` is `mlp` if there are no images, `nature` if that can take all of them, and otherwise `minatar`. `nature`
     cannot take an image with a side below 36, or a number of `channels` other than three.
     """
     if torso != "auto":
-        return "minatar" if torso == "conv" else torso
+        return torso
     images = image_leaves(space)
     if not images:
         return "mlp"

@@ -43,15 +43,17 @@ def init_moments(shape: tuple[int, ...]) -> Moments:
 def update_moments(moments: Moments, entries: Array, where: Array | None = None) -> Moments:
     """Add `entries` `[N, ...]` to `moments` at once; with `where` `[N]`, only the rows where it is true.
 
-    Exact up to rounding for any number of rows (Chan, Golub and LeVeque 1979, equation 2.1).
+    Exact up to rounding for any number of rows (Chan, Golub and LeVeque 1979, equation 2.1). If `where` is true
+    everywhere, the bits are those without it.
     """
     entries = jnp.asarray(entries, jnp.float32)
-    rows = jnp.ones(entries.shape[0], jnp.float32) if where is None else where.astype(jnp.float32)
-    weight = rows.reshape(-1, *(1,) * (entries.ndim - 1))
-    new = shards.psum(rows.sum())
-    mean = shards.psum((entries * weight).sum(0)) / jnp.maximum(new, 1)
+    rows = jnp.ones(entries.shape[0], bool) if where is None else where
+    new = shards.psum(rows.sum(dtype=jnp.float32))
+    # Selects, not weights: a row that does not count may be non-finite.
+    select = lambda x: jnp.where(rows.reshape(-1, *(1,) * (x.ndim - 1)), x, 0.0)
+    mean = shards.psum(select(entries).sum(0)) / jnp.maximum(new, 1)
     # Deviations from the mean of these entries, since the difference of two large sums of squares would cancel.
-    squares = shards.psum((jnp.square(entries - mean[None]) * weight).sum(0))
+    squares = shards.psum(jnp.square(select(entries - mean[None])).sum(0))
     return merge_moments(moments, new, mean, squares)
 
 
@@ -141,8 +143,8 @@ def _update_obs_stats(state: ObsState, step: Step) -> tuple[ObsState, Step]:
     """Update the statistics, and pass the step on unchanged."""
     # `obs` alone, which the policy sees next. Where no episode ended, `final_obs` is the same one.
     leaves = jax.tree.leaves(step.obs)
-    update = update_moments if isinstance(step.obs_valid, tuple) else partial(_update_where, where=step.obs_valid)
-    moments = tuple(m if m is None else update(m, x) for m, x in zip(state.moments, leaves, strict=True))
+    where = None if isinstance(step.obs_valid, tuple) else step.obs_valid
+    moments = tuple(m if m is None else update_moments(m, x, where) for m, x in zip(state.moments, leaves, strict=True))
     return ObsState(moments, step.obs), step
 
 
@@ -156,19 +158,6 @@ def _process_obs(state: ObsState, step: Step) -> tuple[ObsState, Step]:
 def _apply_obs(state: ObsState, items: Transition) -> Transition:
     scaled = partial(_normalise, state.moments)
     return items._replace(obs=scaled(items.obs), next_obs=scaled(items.next_obs))
-
-
-def _update_where(moments: Moments, entries: Array, where: Array) -> Moments:
-    """Add `entries` `[N, ...]` where `where` `[N]` is true.
-
-    Uses selects instead of weights: if `where` is true everywhere, the result is bitwise that of `update_moments`.
-    """
-    entries = jnp.asarray(entries, jnp.float32)
-    mask = where.reshape(-1, *(1,) * (entries.ndim - 1))
-    new = shards.psum(where.sum(dtype=jnp.float32))
-    mean = shards.psum(jnp.where(mask, entries, 0.0).sum(0)) / jnp.maximum(new, 1)
-    squares = shards.psum(jnp.square(jnp.where(mask, entries - mean[None], 0.0)).sum(0))
-    return merge_moments(moments, new, mean, squares)
 
 
 class RewardState(NamedTuple):

@@ -513,7 +513,7 @@ class Change(NamedTuple):
     def only_names(self) -> bool:
         """Whether the change may only be another name for the same network; it is if the saved parameters fit."""
         if self.name == "agent.torso":
-            return "auto" in (self.old, self.new) or {self.old, self.new} == {"conv", "minatar"}
+            return "auto" in (self.old, self.new)
         return self.name == "agent.channels" and [self.old, self.new] in ([[], [16]], [[16], []])
 
 

@@ -74,7 +74,7 @@ REFUSED: dict[str, list[Row]] = {
         (jaxrl.dqn, {"loss": "hubr"}, BUILT_AT_ONCE, r"unknown agent\.loss 'hubr'; did you mean huber"),
         (jaxrl.dqn, {"activation": "rel"}, BUILT_AT_ONCE, r"unknown agent\.activation 'rel'; did you mean relu"),
         (jaxrl.dqn, {"torso": "cnn"}, BUILT_AT_ONCE,
-         r"unknown agent\.torso 'cnn'; known: auto, bro, conv, impala, minatar"),
+         r"unknown agent\.torso 'cnn'; known: auto, bro, impala, minatar, mlp"),
         (jaxrl.td3, {"core": "lrru"}, BOX, "unknown agent.core 'lrru'; did you mean lru"),
         (jaxrl.td3, {"critic_target": "max"}, BOX, r"unknown agent\.critic_target 'max'"),
         (jaxrl.bc, {"tau": 0.5}, BUILT_AT_ONCE, "bc has no setting 'tau'"),
@@ -177,8 +177,9 @@ REFUSED: dict[str, list[Row]] = {
         (jaxrl.sac, {"atoms": 5, "critic_subset": 1}, BOX, r"atoms is 5 and agent\.critic_subset 1"),
         (jaxrl.sac, {"atoms": 5, "cql": 1.0}, BOX, r"atoms is 5 and agent\.cql 1\.0"),
         (jaxrl.sac, {"atoms": 5, "target_network": False}, BOX, r"target_network False.*set target_network to True"),
-        (jaxrl.sac, {"critic_target": "mean", "critic_subset": 1}, BOX, r"is mean, but agent\.critic_subset 1"),
-        (jaxrl.sac, {"critic_target": "mean", "quantiles": 5}, BOX, r"critic_target is mean, but agent\.quantiles 5"),
+        (jaxrl.sac, {"critic_target": "mean", "critic_subset": 1}, BOX,
+         r"critic_subset is 1 and agent\.critic_target mean.*set critic_target to min"),
+        (jaxrl.sac, {"critic_target": "mean", "quantiles": 5}, BOX, r"quantiles is 5 and agent\.critic_target mean"),
         (jaxrl.sac, {"atoms": 5}, NUMBERS, r"atoms is 5, but Toy has Discrete actions.*dqn with values c51"),
         (jaxrl.reppo, {"v_min": 3.0, "v_max": 3.0}, BUILT_AT_ONCE,
          r"agent\.v_min is 3\.0 and agent\.v_max 3\.0; expected v_min below v_max"),
@@ -191,12 +192,12 @@ REFUSED: dict[str, list[Row]] = {
                 ({"quantiles": 2}, r"quantiles is 2 and agent\.drop_quantiles 2; expected"),
                 ({"quantiles": 1, "drop_quantiles": 0}, r"expected at least 2 quantiles"),
                 ({"quantiles": 3, "num_critics": 1}, r"and 2 of all critics that are left"),
-                ({"quantiles": 5, "cql": 1.0}, r"quantiles is 5 and agent\.cql 1\.0.*set one of them to 0"),
-                ({"quantiles": 5, "critic_subset": 1}, r"critics of quantiles have no critic_subset"),
-                ({"quantiles": 5, "core": "gru"}, r"quantiles is 5, which agent\.core gru does not have"),
+                ({"quantiles": 5, "cql": 1.0}, r"is 5 and agent\.cql 1\.0.*set cql to 0\.0, or quantiles to 0"),
+                ({"quantiles": 5, "critic_subset": 1}, r"quantiles is 5 and agent\.critic_subset 1.*or quantiles to"),
+                ({"quantiles": 5, "core": "gru"}, r"is 5 and agent\.core gru.*set core to none, or quantiles to 0"),
                 ({"quantiles": 5, **own_critic}, r"which a critic made in Python does not have"),
-                ({"quantiles": 5, "target_network": False}, r"quantiles is 5, but without agent\.target_network"),
-                ({"critic_subset": 2, "target_network": False}, r"is 2, but without agent\.target_network"),
+                ({"quantiles": 5, "target_network": False}, r"quantiles is 5 and agent\.target_network False"),
+                ({"critic_subset": 2, "target_network": False}, r"is 2 and agent\.target_network False.*to True"),
                 ({"critic_subset": 3}, r"critic_subset is 3, but agent\.num_critics 2; draw at most"),
             )
         ],
@@ -234,29 +235,29 @@ REFUSED: dict[str, list[Row]] = {
         *[
             (jaxrl.sac, settings, BOX, said)
             for settings, said in (
-                ({"batch_norm": "batch", "layer_norm": True}, r"layer_norm is on and agent\.batch_norm batch; set one"),
-                ({"batch_norm": "batch", "core": "gru"}, r"is batch, which networks with a core do .* set it to none"),
-                ({"dropout": 0.1, "core": "gru"}, r"is 0\.1, which networks with a core do .* set it to 0\.0"),
+                ({"batch_norm": "batch", "layer_norm": True}, r"layer_norm is True and agent\.batch_norm batch.*none"),
+                ({"batch_norm": "batch", "core": "gru"}, r"is gru and agent\.batch_norm batch.*set batch_norm to none"),
+                ({"dropout": 0.1, "core": "gru"}, r"core is gru and agent\.dropout 0\.1.*set dropout to 0\.0"),
                 ({"dropout": 0.1, "batch_norm": "renorm"}, r"is 0\.1, which agent\.batch_norm renorm does not have"),
                 ({"dropout": 0.1, "torso": "simba"}, r"is 0\.1, which torso simba does not have; set dropout to 0"),
                 ({"dropout": 0.1, **own_critic}, r"which a critic made in Python does not have"),
                 ({"joint_batch": True}, r"is on, but critics with agent\.batch_norm none have no statistics"),
                 (
                     {"joint_batch": True, "batch_norm": "batch", "target_network": False},
-                    r"joint_batch is on, but without agent\.target_network .* share a pass anyway; leave it off",
+                    r"joint_batch is True and agent\.target_network False.*or joint_batch to False",
                 ),
-                ({"joint_batch": True, "core": "gru"}, r"joint_batch is on, but critics with agent\.core gru have no"),
+                ({"joint_batch": True, "core": "gru"}, r"joint_batch is True and agent\.core gru.*set core to none"),
                 ({"pre_activation_norm": True}, r"is on, but agent\.batch_norm none; set batch_norm to"),
-                ({"pre_activation_norm": True, "core": "gru"}, r"is True, which networks with a core do"),
-                ({"weight_norm": True, "core": "gru"}, r"weight_norm is True, which networks with a core do not have"),
+                ({"pre_activation_norm": True, "core": "gru"}, r"is gru and agent\.pre_activation_norm True.*to False"),
+                ({"weight_norm": True, "core": "gru"}, r"is gru and agent\.weight_norm True.*weight_norm to False"),
             )
         ],
         *[
             (make, {"core": "gru", **settings}, BOX, said)
             for make, settings, said in (
-                (jaxrl.simba, {}, r"critic_features is \(512, 512\), which networks with a core .* set it to \(\)"),
+                (jaxrl.simba, {}, r"core is gru and agent\.critic_features \(512, 512\).*set critic_features to \(\)"),
                 (jaxrl.simba, {"critic_features": ()}, r"features is \(128,\), .* no block of torso simba before it"),
-                (jaxrl.droq, {}, r"dropout is 0\.01, which networks with a core do not have; set it to 0\.0"),
+                (jaxrl.droq, {}, r"core is gru and agent\.dropout 0\.01.*set dropout to 0\.0, or core to none"),
             )
         ],
         (jaxrl.sac, {"batch_norm": "batch"}, seeing(small_image, Discrete(2)),
@@ -277,7 +278,7 @@ REFUSED: dict[str, list[Row]] = {
             )
         ],
         (jaxrl.sac, {"core": "gru", "target_network": False}, BUILT_AT_ONCE,
-         r"target_network is off.*core gru.*leave it on"),
+         r"core is gru and agent\.target_network False.*set target_network to True"),
         (jaxrl.ppo, {"core": "gru", "critic_core": "none", "shared": True}, BUILT_AT_ONCE,
          r"agent\.shared is on, but with agent\.critic_core none.*turn shared off"),
     ],
@@ -289,17 +290,18 @@ REFUSED: dict[str, list[Row]] = {
          r"agent\.noise_min is 0\.2 and agent\.noise 0\.1; expected noise_min at most noise"),
         *[
             (make, {"core": "gru", "noise_memory": 0.5}, BUILT_AT_ONCE,
-             r"noise_memory is 0\.5, but with agent\.core gru the memory is that of the networks")
+             r"noise_memory is 0\.5 and agent\.core gru.*set core to none, or noise_memory to 0")
             for make in (jaxrl.sac, jaxrl.td3)
         ],
         (jaxrl.td3, {"noise_min": 0.05, "core": "gru"}, BUILT_AT_ONCE,
-         r"noise_min is 0\.05, but with agent\.core gru the memory is"),
+         r"noise_min is 0\.05 and agent\.core gru.*set core to none, or noise_min to 0"),
     ],
     "agents for data": [
         (jaxrl.td3_bc, {"actor_bc_coef": 0.1}, BUILT_AT_ONCE,
-         r"bc_alpha is 2\.5 and agent\.actor_bc_coef 0\.1; both.*set one of them"),
+         r"bc_alpha is 2\.5 and agent\.actor_bc_coef 0\.1.*set actor_bc_coef to 0\.0, or bc_alpha to 0"),
         (jaxrl.edac, {"num_critics": 1}, BUILT_AT_ONCE, r"eta is 1\.0, but agent\.num_critics 1 has no pairs"),
-        (jaxrl.sac, {"eta": 1.0, "core": "gru"}, BUILT_AT_ONCE, r"eta is 1\.0, but agent\.core gru has no pairs"),
+        (jaxrl.sac, {"eta": 1.0, "core": "gru"}, BUILT_AT_ONCE,
+         r"eta is 1\.0 and agent\.core gru.*set core to none, or eta to 0"),
         (jaxrl.sac, {"eta": 1.0}, NUMBERS, r"agent\.eta is 1\.0, but Toy has Discrete actions"),
     ],
     "policy gradients": [

@@ -13,13 +13,14 @@ import pytest
 from toys_agents import vector_of
 
 import jaxrl
-from benchmarks import cases, harness, hlo, inside, judging, loops, outside, run as benchmarks_run
+from benchmarks import cases, harness, hlo, inside, loops, outside, run as benchmarks_run
 from benchmarks.cases import CASES, scans
 from benchmarks.cases.shapes import DQN, PPO, replaying
 from benchmarks.cases.training import growth
 from benchmarks.compare import compare, verdict
 from benchmarks.device import Limits, limits
 from benchmarks.plain import Setting, plain_dqn
+from benchmarks.tables import reach
 from jaxrl.strategies.base import iterate
 from jaxrl.training.program import metric_shapes
 
@@ -389,9 +390,9 @@ def judged(seed: int, training: float | None, greedy: float, sampled: float) -> 
 @pytest.mark.slow
 def test_the_table_of_judging_has_means_the_worst_seed_and_the_distance_from_training() -> None:
     rows = [judged(0, 4.0, 10.0, 5.0), judged(1, 6.0, 0.0, 5.0), judged(2, None, 2.0, 2.0)]
-    assert judging.distance(rows, "greedy") == 6.0  # of a run without a finished episode nothing is known
-    assert judging.distance(rows, "sampled") == 1.0
-    (line,) = judging.documented(rows).splitlines()[2:]
+    assert reach.distance(rows, "greedy") == 6.0  # of a run without a finished episode nothing is known
+    assert reach.distance(rows, "sampled") == 1.0
+    (line,) = reach.by_actions(rows).splitlines()[2:]
     greedy, sampled = "4.0 (0.0)", "4.0 (2.0)"
     cells = ["Toy", "`ppo`", "1 000", "5.0 (5.0)", greedy, sampled, greedy, greedy, sampled, "6.0", "1.0"]
     assert [cell.strip() for cell in line.split("|")[1:-1]] == cells

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import hlo
-from benchmarks.compiled import limits, shards as spread, thunks
+from benchmarks.compiled import shards as spread, thunks
 from benchmarks.compiled.cases import Program, case_named
+from benchmarks.compiled.counts import newest
 from benchmarks.compiled.measure import measure, worse
 from jaxrl.registry import ALGORITHMS
 from jaxrl.strategies.base import iterate
@@ -131,7 +132,7 @@ def test_a_row_counts_an_iteration_and_its_share_of_a_block(monkeypatch: pytest.
 
 def test_members_together_wait_for_nothing_and_take_fewer_kernels_than_two_would_apart() -> None:
     """As compiled for an H200: whatever the width, together is less to launch than two members one after the other."""
-    rows = {row["case"]: row for row in limits.newest()["h200"]}
+    rows = {row["case"]: row for row in newest()["h200"]}
     one = rows["dqn-10"]
     for case in ("seeds-32", "seeds-256"):
         found = rows[case]
@@ -143,7 +144,7 @@ def test_members_together_wait_for_nothing_and_take_fewer_kernels_than_two_would
 
 def test_every_call_is_one_graph_with_convolutions_and_memories_too() -> None:
     """As compiled for an H200: the host launches once, and waits for nothing."""
-    rows = [row for row in limits.newest()["h200"] if not row["case"].startswith("plain-")]
+    rows = [row for row in newest()["h200"] if not row["case"].startswith("plain-")]
     told = {row["case"]: (row["host_launches_per_call"], row["host_waits_per_call"]) for row in rows}
     assert {*ALGORITHMS, "evaluate", "ppo-gru", "dqn-conv", "dqn-nature", "ppo-impala"} <= told.keys()
     assert {case for case, counted in told.items() if counted != (1, 0)} == set()
@@ -277,13 +278,3 @@ def test_a_program_compiled_now_exchanges_no_more(case: str, target: str, tmp_pa
     done = subprocess.run([*command, str(tmp_path / "row.json")], **where)  # type: ignore[call-overload]
     assert done.returncode == 0, done.stderr[-2_000:]
     only_gradients_moments_and_metrics(json.loads((tmp_path / "row.json").read_text())["rows"])
-
-
-def test_a_model_is_what_its_counts_say() -> None:
-    """Ten kernels of 1 us, 9.6 MB at 4.8 TB/s, 494 MFLOP at 494 TFLOP/s; then 64 launches of 2.5 us for 16 steps."""
-    row = {"target": "h200", "kernels_per_opt_step": 8.0, "bytes": 9.6e6, "flops": 494e6, "opt_steps_per_iteration": 16}
-    found = limits.model({**row, "host_launches_per_call": 1})
-    assert found == pytest.approx((8.0, 2.0, 1.0, 2.0, 11.0))
-    assert limits.model({**row, "host_launches_per_call": 64}).program == pytest.approx(10.0 + 3.0)
-    of_tpu = limits.model({**row, "target": "v5e", "flops": None, "estimated_cycles_per_opt_step": 3_006.0})
-    assert (of_tpu.products, of_tpu.program) == (None, 2.0)

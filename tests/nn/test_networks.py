@@ -306,8 +306,8 @@ def test_a_joined_torso_by_hand():
 
 @pytest.mark.parametrize("name", ["vector", "discrete", "tuple"])
 def test_what_is_not_an_image_cannot_be_convolved(name):
-    with pytest.raises(SettingsError, match="torso conv needs"):
-        make_torso("conv", SPACES[name], (8,), "relu")
+    with pytest.raises(SettingsError, match="torso minatar needs"):
+        make_torso("minatar", SPACES[name], (8,), "relu")
 
 
 # --- memory -------------------------------------------------------------------------------------------------------

@@ -138,11 +138,6 @@ def test_auto_goes_by_the_smallest_image(space, channels, kind):
     jax.eval_shape(make_torso("auto", space, (3,), "relu", channels).init, KEY, encode(space, struct))
 
 
-def test_conv_is_another_word_for_minatar():
-    assert torso_kind("conv", ATARI) == torso_kind("minatar", ATARI) == "minatar"
-    assert jaxrl.dqn(torso="conv")(seeing(SMALL)).info.settings["torso"] == "conv"
-
-
 @pytest.mark.parametrize(
     ("torso", "space", "channels", "said"),
     [

@@ -228,7 +228,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "--agent.lr -1": ["agent.lr is -1", "expected"],
     "--agent.loss hubber": ["'hubber'", "huber"],
     "--agent.accumulate 3": ["accumulate", "3", "128"],
-    "--agent.torso conv": ["conv", "[H, W, C]"],
+    "--agent.torso minatar": ["minatar", "[H, W, C]"],
     "--processor.discount 2": ["discount is 2", "from 0 to 1"],
     "--processor.n-step 0": ["n_step is 0", "at least 1"],
     "--buffer.capacity 100": ["buffer.capacity is 100", "at least 128"],

@@ -14,7 +14,7 @@ from toys_steps import trained
 from jaxrl.agents import ddpg, reppo, sac, td3
 from jaxrl.buffers import prioritised, uniform
 from jaxrl.envs import Env, TimeStep
-from jaxrl.nn import PolicyNetwork, ensemble
+from jaxrl.nn import Critic, Ensemble, PolicyNetwork
 from jaxrl.processors import one_step
 from jaxrl.spaces import Box, Discrete, EnvSpec, from_box
 from jaxrl.strategies import off_policy, on_policy
@@ -136,7 +136,8 @@ def learn(variant):
     obs = np.arange(9, dtype=np.int32)
     options = {"features": FEATURES, "activation": "tanh", "layer_norm": settings.get("layer_norm", False)}
     outputs = settings.get("quantiles") or settings.get("atoms", 1)
-    critic = ensemble(settings.get("num_critics", 1 if name == "ddpg" else 2), Discrete(9), outputs=outputs, **options)
+    count = settings.get("num_critics", 1 if name == "ddpg" else 2)
+    critic = Ensemble(Critic(Discrete(9), outputs, **options), count)
     greedy = greedy_actions(strategy, state, obs)
     values = np.asarray(jax.jit(critic.apply)(state.agent.critic, obs, BEST.astype(np.float32)))
     if "atoms" in settings:
@@ -239,7 +240,7 @@ def test_discrete_actions_have_soft_values_and_are_chosen_by_them(name):
     agent = at_random(sac(learn_temperature=False, **settings))
     _, state = train(toy.env, agent, updates, members=TEMPERATURES)
     space = toy.env.spec.observation_space
-    critic, policy = ensemble(2, space, outputs=2, features=(16,)), PolicyNetwork(space, 2, features=(16,))
+    critic, policy = Ensemble(Critic(space, 2, features=(16,)), 2), PolicyNetwork(space, 2, features=(16,))
     told = lambda critics, policies: (critic.apply(critics, toy.obs), policy.apply(policies, toy.obs))
     q, logits = jax.tree.map(np.asarray, jax.jit(jax.vmap(told))(state.agent.critic, state.agent.policy))
     p = softmax(logits)

@@ -364,7 +364,7 @@ def test_of_two_critics_the_lower_counts() -> None:
     policy = policy_of(jaxrl.sac(features=(4,)), Discrete(2), critics=True)
     critic = policy.params.agent.critic
     spec = EnvSpec("Toy", SEEN, Discrete(2))
-    network = jaxrl.nn.ensemble(2, spec.observation_space, outputs=2, features=(4,))
+    network = jaxrl.nn.Ensemble(jaxrl.nn.Critic(spec.observation_space, 2, features=(4,)), 2)
     both = network.apply(critic, ONE[None])
     assert not np.array_equal(both[0], both[1])
     np.testing.assert_allclose(policy.values(ONE), np.min(both, axis=0)[0], rtol=1e-5)
