@@ -10,7 +10,7 @@ from typing import Any
 from jaxrl.errors import SettingsError
 from jaxrl.training.sanity import Extremes, extremes, support_missed, values_beyond
 from jaxrl.training.schedule import Schedule
-from jaxrl.training.settings import SessionConfig, TrainerConfig
+from jaxrl.training.settings import RunConfig
 
 PARTS = ("compile", "init", "train", "evaluate", "confirm", "record", "save")
 ACTIVITIES = {
@@ -107,7 +107,7 @@ class Ledger:
             self.best_score, self.best_opt_steps = kept, opt_steps
         return is_best
 
-    def limit_reached(self, config: TrainerConfig | SessionConfig, mean_return: float) -> str | None:
+    def limit_reached(self, config: RunConfig, mean_return: float) -> str | None:
         """Return the limit that a recorded evaluation has reached, `stop_reward` or `patience`, or `None`."""
         if config.stop_reward is not None and mean_return >= config.stop_reward:
             return "stop_reward"

@@ -263,11 +263,8 @@ def _as_arrays(what: str, env: str, space: Space, given: PyTree) -> PyTree:
     Raises:
       SettingsError: it has other parts than `space`, or numbers that no element of a discrete one has.
     """
-    struct = spaces.space_struct(space)
-    if different := describe_mismatch(struct, given):
-        raise SettingsError(f"the {what} does not match {env}: {different}")
     try:
-        return jax.tree_util.tree_map_with_path(_as_array, space, _arrange(struct, given), is_leaf=spaces.is_leaf)
+        return jax.tree_util.tree_map_with_path(_as_array, space, _arrange(space, given), is_leaf=spaces.is_leaf)
     except (ValueError, TypeError, OverflowError) as error:
         raise SettingsError(f"the {what} does not match {env}: {error_text(error)}") from error
 
@@ -294,38 +291,30 @@ def _in_space(space: Discrete | MultiDiscrete, array: np.ndarray) -> bool:
     return bool(np.all((array >= start) & (array < start + np.asarray(space.n)) & (array == np.floor(array))))
 
 
-def _arrange(struct: PyTree, given: PyTree) -> PyTree:
-    """Return `given`, which `describe_mismatch` finds nothing amiss with, in the dicts and tuples of `struct`.
+def _arrange(space: Space, given: PyTree, at: str = "") -> PyTree:
+    """Return `given`, the part `at` a path, in the dicts and tuples of `space`; tuples may be lists, or have names.
 
-    Tuples may be lists there, or named otherwise.
+    Raises:
+      ValueError: it has other parts, named here.
     """
-    if isinstance(struct, Mapping):
-        return {name: _arrange(part, given[name]) for name, part in struct.items()}
-    if not isinstance(struct, tuple):
+    if isinstance(space, Box | Discrete | MultiDiscrete):
+        if isinstance(given, Mapping):
+            raise ValueError(f"{at or 'it'} is {_kind(given)}, not an array")
         return given
-    parts = [_arrange(*pair) for pair in zip(struct, given, strict=True)]
-    return type(struct)(*parts) if hasattr(struct, "_fields") else tuple(parts)
-
-
-def describe_mismatch(struct: PyTree, given: PyTree, at: str = "") -> str:
-    """Return which entries `given` lacks of `struct` and which it has beside them, in words; nothing if none."""
-    where = f" in {at}" if at else ""
-    if isinstance(struct, Mapping):
+    if isinstance(space, Mapping):
         if not isinstance(given, Mapping):
-            return f"{at or 'it'} is {_kind(given)}, not a dict of {', '.join(struct)}"
-        missing, odd = ([str(x) for x in a if x not in b] for a, b in ((struct, given), (given, struct)))
-        different = [f"missing entries{where} {', '.join(sorted(missing))}"] * bool(missing)
-        different += [f"unexpected{where} {', '.join(sorted(odd))}"] * bool(odd)
-        if different:
-            return "; ".join(different)
-    elif isinstance(struct, tuple):
-        if not isinstance(given, tuple | list) or len(given) != len(struct):
-            return f"{at or 'it'} is {_kind(given)}, not a tuple of {len(struct)}"
-    else:
-        return f"{at or 'it'} is {_kind(given)}, not an array" if isinstance(given, Mapping) else ""
-    named = struct.items() if isinstance(struct, Mapping) else enumerate(struct)
-    inner = (describe_mismatch(part, given[key], f"{at}[{key!r}]") for key, part in named)
-    return next((different for different in inner if different), "")
+            raise ValueError(f"{at or 'it'} is {_kind(given)}, not a dict of {', '.join(space)}")
+        where = f" in {at}" if at else ""
+        odd = {"missing entries": space.keys() - given.keys(), "unexpected": given.keys() - space.keys()}
+        if any(odd.values()):
+            raise ValueError(
+                "; ".join(f"{what}{where} {', '.join(sorted(map(str, x)))}" for what, x in odd.items() if x)
+            )
+        return {name: _arrange(part, given[name], f"{at}[{name!r}]") for name, part in space.items()}
+    if not isinstance(given, tuple | list) or len(given) != len(space):
+        raise ValueError(f"{at or 'it'} is {_kind(given)}, not a tuple of {len(space)}")
+    parts = [_arrange(part, x, f"{at}[{i!r}]") for i, (part, x) in enumerate(zip(space, given, strict=True))]
+    return type(space)(*parts) if hasattr(space, "_fields") else tuple(parts)
 
 
 def _kind(given: Any) -> str:

@@ -1,9 +1,9 @@
 """Settings of trainers and sessions."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from jaxrl.agents.fields import SequenceConfig
 from jaxrl.envs.registry import registered_envs
@@ -36,14 +36,76 @@ class GivenArrays:
     __repr__ = __str__
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Settings that trainers and sessions have in common."""
+
+    max_opts: int = field(default=10_000, kw_only=False)
+    """Optimisation steps of the run, rounded up to whole iterations; the run ends exactly there."""
+    seed: int = field(default=0, kw_only=False)
+    """Random seed; together with the settings it determines every bit of the training."""
+    record_interval: int = 1_000
+    """Optimisation steps between records of metrics; 0: only at the end."""
+    save_interval: int | None = None
+    """Optimisation steps between checkpoints; 0: only at the end; unset: every ten seconds of training, or less often
+    where saving would take more than a fortieth of the time."""
+    keep: int = 3
+    """Number of newest checkpoints to keep; the best policy is kept separately."""
+    stop_reward: float | None = None
+    """Mean evaluation return at which to stop; unset: never."""
+    patience: int = 0
+    """Evaluations without a new best after which to stop; 0: never."""
+    max_env_steps: int = 0
+    """Stop once this many environment steps are taken, warm-up included; 0: no limit."""
+    max_skips: int = 100
+    """Non-finite updates skipped in a row after which to go back to the last good checkpoint; 0: never."""
+    max_rollbacks: int = 3
+    """Number of times to go back without making progress before giving up."""
+    run_dir: str | None = None
+    """Directory for settings, logs and checkpoints; unset: the library writes nothing, the command line chooses a
+    name."""
+    name: str | None = None
+    """Display name in TensorBoard, W&B and MLflow; unset: the name of the directory."""
+    tags: tuple[str, ...] = ()
+    """Tags for finding the run later."""
+    notes: str = ""
+    """Free-text notes."""
+    recorders: tuple[str, ...] = ("console", "jsonl", "tensorboard")
+    """Where rows of metrics go, by name: console, jsonl (in any case), tensorboard, csv, wandb, mlflow."""
+
+    def __post_init__(self) -> None:
+        _localise(self, "run_dir")
+
+    def changed(self, **settings: Any) -> Self:
+        """Return these settings with some replaced; raise `SettingsError` for an unknown name."""
+        known = self.__dataclass_fields__
+        for name in settings:
+            if name not in known:
+                whose = type(self).__name__.removesuffix("Config")
+                raise SettingsError(f"{whose} has no setting {name!r}; {suggest(name, known, settings=True)}")
+        return replace(self, **{name: _as_declared(self, name, value) for name, value in settings.items()})
+
+    def check(self) -> None:
+        """Raise `SettingsError` for settings that cannot work."""
+        for name in ("patience", "max_skips", "max_rollbacks"):
+            check_count(name, getattr(self, name), least=0)
+        check_count("keep", self.keep)
+        check_seed(self.seed)
+        if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):
+            raise SettingsError(f"name is {self.name!r}; expected some text, or leave it out")
+        if not isinstance(self.tags, tuple) or not all(isinstance(tag, str) and tag.strip() for tag in self.tags):
+            raise SettingsError(f"tags is {self.tags!r}; expected a list of words, as in ['first', 'wide']")
+        if not isinstance(self.notes, str):
+            raise SettingsError(f"notes is {self.notes!r}; expected text")
+        if self.stop_reward is not None:
+            check_between("stop_reward", self.stop_reward, -1e30, 1e30)
+        check_recorders(self.recorders, self.run_dir, type(self).recorders)
+
+
 @dataclass(frozen=True)
-class TrainerConfig:
+class TrainerConfig(RunConfig):
     """How long to train, and when to evaluate, record, save and stop."""
 
-    max_opts: int = 10_000
-    """Optimisation steps of the run, rounded up to whole iterations; the run ends exactly there."""
-    seed: int = 0
-    """Random seed; together with the settings it determines every bit of the training."""
     eval_interval: int = 1_000
     """Optimisation steps between evaluations; 0: only at the end."""
     eval_episodes: int = 20
@@ -65,61 +127,30 @@ class TrainerConfig:
     none."""
     video_format: str = "gif"
     """Format of these films: gif or mp4."""
-    record_interval: int = 1_000
-    """Optimisation steps between records of metrics; 0: only at the end."""
-    save_interval: int | None = None
-    """Optimisation steps between checkpoints; 0: only at the end; unset: every ten seconds of training, or less often
-    where saving would take more than a fortieth of the time."""
-    keep: int = 3
-    """Number of newest checkpoints to keep; the best policy is kept separately."""
     save_replay: bool = True
     """Save the replay buffer with each checkpoint; without it, a run that is resumed fills a new one first."""
     train_episodes: bool = False
     """Also write a line for each finished episode of the training, into train_episodes.jsonl."""
-    stop_reward: float | None = None
-    """Mean evaluation return at which to stop; unset: never."""
-    patience: int = 0
-    """Evaluations without a new best after which to stop; 0: never."""
-    max_env_steps: int = 0
-    """Stop once this many environment steps are taken, warm-up included; 0: no limit."""
-    max_skips: int = 100
-    """Non-finite updates skipped in a row after which to go back to the last good checkpoint; 0: never."""
-    max_rollbacks: int = 3
-    """Number of times to go back without making progress before giving up."""
     init_from: str | None = None
     """Run whose newest checkpoint the networks begin with, or the directory of one of its checkpoints, or a file of
     arrays by path (.npz, .safetensors), or a checkpoint of Orbax; in Python also a tree of arrays; unset: none."""
     init_parts: tuple[str, ...] = ()
     """Parts of the agent's state to begin with, as policy/params/MLP_0, with * for any text in a name, or TO=FROM where
     the other run has another name for it; empty: all networks, which must be alike."""
-    run_dir: str | None = None
-    """Directory for settings, logs and checkpoints; unset: the library writes nothing, the command line chooses a
-    name."""
     devices: int = 1
     """Devices over which a run's shards, or the members of a population, are spread; their number changes no bit."""
     mesh: str | None = None
     """Devices by axis, as members=4,envs=2: four groups train members, each with its shards over two devices."""
     quiet: bool = False
     """Print nothing."""
-    name: str | None = None
-    """Display name in TensorBoard, W&B and MLflow; unset: the name of the directory."""
-    tags: tuple[str, ...] = ()
-    """Tags for finding the run later."""
-    notes: str = ""
-    """Free-text notes."""
-    recorders: tuple[str, ...] = ("console", "jsonl", "tensorboard")
-    """Where rows of metrics go, by name: console, jsonl (in any case), tensorboard, csv, wandb, mlflow."""
 
     def __post_init__(self) -> None:
-        _localise(self, "run_dir", "init_from")
+        super().__post_init__()
+        _localise(self, "init_from")
         if isinstance(tree := cast(Any, self.init_from), Mapping):
             object.__setattr__(self, "init_from", GivenArrays(tree))
         elif not isinstance(tree, str | Path | GivenArrays | None):
             raise SettingsError(f"init_from is a {type(tree).__name__}; expected a path, or a nested dict of arrays")
-
-    def changed(self, **settings: Any) -> "TrainerConfig":
-        """Return these settings with some replaced; raise `SettingsError` for an unknown name."""
-        return replace_settings("Trainer", self, settings)
 
     def check(self) -> None:
         """Raise `SettingsError` for settings that cannot work."""
@@ -137,7 +168,7 @@ class TrainerConfig:
         if self.init_parts and self.init_from is None:
             raise SettingsError("init_parts names parts of what init_from has; set init_from")
         check_format(self.video_format)
-        check_shared(self)
+        super().check()
         check_count("devices", self.devices)
         if self.mesh is not None:
             read_mesh(self.mesh)
@@ -202,11 +233,11 @@ def settings_of_run(strategy: Strategy, config: TrainerConfig) -> dict[str, Any]
     return {**(strategy.info.settings or {"algo": "custom", "custom": ["strategy"]}), **own}
 
 
-@dataclass(frozen=True)
-class SessionConfig:
+@dataclass(frozen=True, kw_only=True)
+class SessionConfig(RunConfig):
     """How a session learns, for how long, and when it saves."""
 
-    num_envs: int = 1
+    num_envs: int = field(default=1, kw_only=False)
     """Number of parallel environments `N`."""
     opt_interval: int = 10
     """Environment steps per optimisation step; a multiple of `num_envs` or a divisor of it."""
@@ -230,56 +261,20 @@ class SessionConfig:
     training."""
     record_interval: int = 1_000
     """Optimisation steps between records of metrics in the run directory; 0: none."""
-    save_interval: int | None = None
-    """Optimisation steps between checkpoints; 0: only on request and at the end; unset: every ten seconds, or
-    less often where saving would take more than a fortieth of the time."""
-    keep: int = 3
-    """Number of newest checkpoints to keep; the best policy is kept separately."""
     stop_reward: float | None = None
     """Score passed to `evaluate_score` at which to stop; unset: never."""
     patience: int = 0
     """Scores passed to `evaluate_score` without a new best after which to stop; 0: never."""
-    max_env_steps: int = 0
-    """Stop once this many environment steps are taken, warm-up included; 0: no limit."""
-    max_skips: int = 100
-    """Non-finite updates skipped in a row after which to go back to the last good checkpoint; 0: never."""
-    max_rollbacks: int = 3
-    """Number of times to go back without making progress before saving and raising `DivergedError`."""
-    run_dir: str | None = None
-    """Directory for settings, logs and checkpoints; unset: nothing is written."""
-    name: str | None = None
-    """Display name in TensorBoard, W&B and MLflow; unset: the name of the directory."""
-    tags: tuple[str, ...] = ()
-    """Tags for finding the run later."""
-    notes: str = ""
-    """Free-text notes."""
     recorders: tuple[str, ...] = ("jsonl", "tensorboard")
     """Where rows of metrics go, by name: console, jsonl (in any case), tensorboard, csv, wandb, mlflow."""
-
-    def __post_init__(self) -> None:
-        _localise(self, "run_dir")
-
-    def changed(self, **settings: Any) -> "SessionConfig":
-        """Return these settings with some replaced; raise `SettingsError` for an unknown name."""
-        return replace_settings("Session", self, settings)
 
     def check(self) -> None:
         """Raise `SettingsError` for settings that cannot work."""
         check_count("max_opts", self.max_opts, least=0)
-        check_shared(self)
+        super().check()
 
 
-Config = TypeVar("Config", TrainerConfig, SessionConfig)
-
-
-def replace_settings(whose: str, config: Config, settings: Mapping[str, Any]) -> Config:
-    """Return `config` with some settings replaced; raise `SettingsError` for an unknown name."""
-    for name in settings:
-        if name not in config.__dataclass_fields__:
-            raise SettingsError(
-                f"{whose} has no setting {name!r}; {suggest(name, config.__dataclass_fields__, settings=True)}"
-            )
-    return replace(config, **{name: _as_declared(config, name, value) for name, value in settings.items()})
+Config = TypeVar("Config", bound=RunConfig)
 
 
 def _localise(config: Any, *names: str) -> None:
@@ -309,32 +304,10 @@ def with_recorders(config: Config, given: Sequence[Any] | None) -> tuple[Config,
     return replace(config, recorders=names), [recorder for recorder in given if not isinstance(recorder, str)]
 
 
-def check_shared(config: TrainerConfig | SessionConfig) -> None:
-    """Raise `SettingsError` for settings that are invalid in trainers and sessions alike."""
-    for name in ("patience", "max_skips", "max_rollbacks"):
-        check_count(name, getattr(config, name), least=0)
-    check_count("keep", config.keep)
-    check_seed(config.seed)
-    check_description(config)
-    if config.stop_reward is not None:
-        check_between("stop_reward", config.stop_reward, -1e30, 1e30)
-    check_recorders(config.recorders, config.run_dir, type(config).recorders)
-
-
 def check_format(video_format: str) -> None:
     """Raise `SettingsError` unless films have this format."""
     if video_format not in FORMATS:
         raise SettingsError(f"video_format is {video_format!r}; expected gif or mp4")
-
-
-def check_description(config: TrainerConfig | SessionConfig) -> None:
-    """Raise `SettingsError` for a name, tags or notes that are not text."""
-    if config.name is not None and not (isinstance(config.name, str) and config.name.strip()):
-        raise SettingsError(f"name is {config.name!r}; expected some text, or leave it out")
-    if not isinstance(config.tags, tuple) or not all(isinstance(tag, str) and tag.strip() for tag in config.tags):
-        raise SettingsError(f"tags is {config.tags!r}; expected a list of words, as in ['first', 'wide']")
-    if not isinstance(config.notes, str):
-        raise SettingsError(f"notes is {config.notes!r}; expected text")
 
 
 def check_recorders(names: Sequence[str], run_dir: str | None, default: Sequence[str]) -> None:

@@ -106,23 +106,27 @@ def weights_of(place: str | GivenArrays | None, parts: Sequence[str], like: Call
     """
     if place is None:
         return Weights({})
-    wanted = {name: leaf for name, leaf in flatten(like()) if _is_taken(name)}
-    if isinstance(place, GivenArrays):
-        return _of_arrays(place, str(place), parts, wanted)
-    path = Path(place)
-    # A file of arrays, or the directory of a tree that Orbax has written.
-    if (path / TREE).is_file() if path.is_dir() else path.suffix in FILES:
-        return _of_arrays(path, str(path.absolute()), parts, wanted)
-    saved, origin = _of_run(path)
-    saved = _for_shards(wanted, saved)
-    if not parts:
-        _require_same(wanted, saved, origin.run)
-        return Weights({name: saved[name] for name in wanted}, (f"begins with the networks of {origin}",))
-    pairs = _pairs(parts, wanted)
-    leaves = {name: _require_leaf(name, there, wanted[name], saved, origin.run) for name, there in pairs.items()}
-    return Weights(
-        leaves, (f"begins with {_list_modules(leaves)} of {origin}; drawn anew: {_list_modules(wanted, leaves)}",)
-    )
+    wanted = {_short(name): (name, leaf) for name, leaf in flatten(like()) if _is_taken(name)}
+    with _opened(place, dict(wanted.values())) as source:
+        pairs = _pairs(parts, wanted) if parts else _all(source, wanted)
+        leaves = {wanted[name][0]: _read(source, there, name, wanted[name][1]) for name, there in pairs.items()}
+    if len(pairs) == len(wanted):
+        return Weights(leaves, (f"begins with the networks of {source.origin}",))
+    rest = _list_modules(name for name in wanted if name not in pairs)
+    return Weights(leaves, (f"begins with {_list_modules(pairs)} of {source.origin}; drawn anew: {rest}",))
+
+
+class Source(NamedTuple):
+    """Arrays that initial weights may come from."""
+
+    place: str
+    """Name in messages of errors."""
+    origin: str
+    """Name in the log."""
+    arrays: Mapping[str, Callable[[], np.ndarray]]
+    """Functions that return the arrays, by path with `/`, within an agent's state."""
+    is_run: bool = False
+    """Whether they are those of a run, which has all networks, or has other ones."""
 
 
 class Part(NamedTuple):
@@ -154,18 +158,8 @@ class Part(NamedTuple):
         return path if self.source == self.to else self.source + path.removeprefix(self.to)
 
 
-class _Origin(NamedTuple):
-    """Where a checkpoint is from."""
-
-    run: Path
-    step: int
-
-    def __str__(self) -> str:
-        return f"{self.run.absolute()} after {self.step} optimisation steps"
-
-
-def _of_run(path: Path) -> tuple[Mapping[str, np.ndarray], _Origin]:
-    """Return all leaves of a checkpoint, and where it is from."""
+def _of_run(path: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Source:
+    """Return the networks and statistics of a checkpoint, these for as many shards as `wanted`."""
     run, given = split_checkpoint(path)
     _require_run(run, path)
     if population_of(run) is not None:
@@ -173,9 +167,11 @@ def _of_run(path: Path) -> tuple[Mapping[str, np.ndarray], _Origin]:
     store = open_store(run.absolute(), CHECKPOINTS)
     step = step_of(run, "latest" if given is None else given, store)
     try:
-        return store.read(step)[0], _Origin(run, step)
+        saved = _for_shards(wanted, store.read(step)[0])
     except CheckpointError as error:
         raise NoCheckpointError(f"checkpoint {step} of {run} {error.verdict}: {error}") from error
+    arrays = {_short(name): partial(np.asarray, leaf) for name, leaf in saved.items() if _is_taken(name)}
+    return Source(str(run), f"{run.absolute()} after {step} optimisation steps", arrays, is_run=True)
 
 
 def _require_run(run: Path, path: Path) -> None:
@@ -195,76 +191,54 @@ def _require_run(run: Path, path: Path) -> None:
     require_run(run)
 
 
-def _of_arrays(
-    place: GivenArrays | Path, what: str, parts: Sequence[str], wanted: Mapping[str, jax.ShapeDtypeStruct]
-) -> Weights:
-    """Return the `wanted` leaves among the arrays in `place`, called `what`: by `parts`, or all, if they are wanted."""
-    pairs = _pairs(parts, wanted) if parts else None
-    with _opened(place) as arrays:
-        chosen = _choose(what, arrays, wanted) if pairs is None else pairs
-        leaves = {}
-        for name, there in chosen.items():
-            if there not in arrays:
-                raise SettingsError(f"init_parts: {what} has no array {there}")
-            like, array = wanted[name], arrays[there]()
-            if (array.shape, array.dtype) != (like.shape, like.dtype):
-                raise SettingsError(
-                    f"init_from: {there} of {place} is {array.dtype}{list(array.shape)}, expected "
-                    f"{like.dtype}{list(like.shape)}"
-                )
-            leaves[name] = array
-    return Weights(
-        leaves, (f"begins with {_list_modules(leaves)} of {what}; drawn anew: {_list_modules(wanted, leaves)}",)
-    )
-
-
-def _choose(what: str, arrays: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
-    """Return all `arrays` by the `wanted` leaf that each becomes; raise `SettingsError` if one is not wanted."""
-    whole = {_short(name): name for name in wanted}
-    chosen = {}
-    for name in arrays:
-        if name not in whole:
+def _all(source: Source, wanted: Iterable[str]) -> dict[str, str]:
+    """Return all paths of `source`, each by itself; raise `SettingsError` unless they are wanted, and all of a run."""
+    place, arrays = source.place, source.arrays
+    if not arrays and not source.is_run:
+        raise SettingsError(f"init_from: {place} has no arrays; expected at least one")
+    for name in wanted if source.is_run else ():
+        if name not in arrays:
             raise SettingsError(
-                f"init_from: {what} has {name}, and the agent no such array; name what to take by init_parts, as "
-                f"TO=FROM ({suggest(name, whole)})"
+                f"init_from: this run has {name}, but {place} has not; begin with a run of the same agent, with the "
+                "same network and normalisation, or name what to take by init_parts"
             )
-        chosen[whole[name]] = name
-    if not chosen:
-        raise SettingsError(f"init_from: {what} has no arrays; expected at least one")
-    return chosen
+    for name in arrays:
+        if name not in wanted:
+            raise SettingsError(
+                f"init_from: {place} has {name}, and the agent no such array; name what to take by init_parts, as "
+                f"TO=FROM ({suggest(name, wanted)})"
+            )
+    return {name: name for name in arrays}
 
 
 def _pairs(words: Sequence[str], wanted: Iterable[str]) -> dict[str, str]:
-    """Return which leaves are taken, and what each is called there, within an agent's state.
+    """Return which paths are taken, and what each is called there.
 
     Raises:
       SettingsError: a part cannot be read, or has none.
     """
-    shorts = {_short(name): name for name in wanted}
     found: dict[str, str] = {}
     for part in map(Part.read, words):
-        chosen = {shorts[path]: there for path in shorts if (there := part.source_of(path)) is not None}
+        chosen = {path: there for path in wanted if (there := part.source_of(path)) is not None}
         if not chosen:
-            hint = suggest(part.to, parts_of([*shorts]))
+            hint = suggest(part.to, parts_of([*wanted]))
             raise SettingsError(f"init_parts: {part.to} is no part of what this agent learns; {hint}")
         found |= chosen
     return found
 
 
-def _require_leaf(
-    name: str, there: str, like: jax.ShapeDtypeStruct, saved: Mapping[str, np.ndarray], run: Path
-) -> np.ndarray:
-    """Return what a run has under `there` in place of the leaf `name`; raise `SettingsError` if it does not fit."""
-    leaf = saved.get(AGENT + there, saved.get(f"state/{there}"))
-    if leaf is None:
-        known = [_short(path) for path in saved if _is_taken(path)]
-        raise SettingsError(f"init_parts: {run} has no {there}; {suggest(there, known)}")
-    if (leaf.shape, leaf.dtype) != (like.shape, like.dtype):
+def _read(source: Source, there: str, name: str, like: jax.ShapeDtypeStruct) -> np.ndarray:
+    """Return what is `there` in place of the leaf `name`; raise `SettingsError` if it is not, or does not fit."""
+    if there not in source.arrays:
+        raise SettingsError(f"init_parts: {source.place} has no {there}; {suggest(there, source.arrays)}")
+    array = source.arrays[there]()
+    if (array.shape, array.dtype) != (like.shape, like.dtype):
         raise SettingsError(
-            f"init_parts: {there} of {run} is {leaf.dtype}{list(leaf.shape)}, but {_short(name)} here "
-            f"{like.dtype}{list(like.shape)}; give the two networks the same widths, or leave this part out"
+            f"init_from: {there} of {source.place} is {array.dtype}{list(array.shape)}, expected "
+            f"{like.dtype}{list(like.shape)} for {name}; give the two networks the same widths, or leave it out by "
+            "init_parts"
         )
-    return leaf
+    return array
 
 
 def _short(name: str) -> str:
@@ -272,10 +246,9 @@ def _short(name: str) -> str:
     return name.removeprefix(AGENT).removeprefix("state/")
 
 
-def _list_modules(names: Iterable[str], without: Iterable[str] = ()) -> str:
-    """Return the modules whose arrays are in `names`, but not in `without`."""
-    left = set(without)
-    modules = list(dict.fromkeys(_short(name).rpartition("/")[0] or _short(name) for name in names if name not in left))
+def _list_modules(names: Iterable[str]) -> str:
+    """Return the modules whose arrays are in `names`."""
+    modules = list(dict.fromkeys(name.rpartition("/")[0] or name for name in names))
     more = [f"and {len(modules) - SHOWN} more"] if len(modules) > SHOWN else []
     return ", ".join([*modules[:SHOWN], *more]) or "nothing"
 
@@ -312,39 +285,31 @@ def _count_of(name: str, wanted: Mapping[str, Any]) -> str | None:
     return next((path for path in above if path in wanted), None)
 
 
-def _require_same(wanted: Mapping[str, jax.ShapeDtypeStruct], saved: Mapping[str, np.ndarray], run: Path) -> None:
-    """Raise `SettingsError`, naming the first leaf that is missing or different."""
-    there = {name: leaf for name, leaf in saved.items() if _is_taken(name)}
-    hint = "begin with a run of the same agent, with the same network and normalisation"
-    for name in [*wanted, *there]:
-        path = name.removeprefix("state/")
-        if name not in there or name not in wanted:
-            has, lacks = ("this run", run) if name in wanted else (run, "this run")
-            raise SettingsError(f"init_from: {has} has {path}, but {lacks} has not; {hint}")
-        new, old = wanted[name], there[name]
-        if (new.shape, new.dtype) != (old.shape, old.dtype):
-            raise SettingsError(
-                f"init_from: {path} of {run} is {old.dtype}{list(old.shape)}, here {new.dtype}{list(new.shape)}; {hint}"
-            )
-
-
 # --- arrays of other programs -------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _opened(place: GivenArrays | Path) -> Iterator[Mapping[str, Callable[[], np.ndarray]]]:
-    """Yield functions that return arrays, by path with `/`: of a tree in memory or by Orbax, or of a file.
+def _opened(place: str | GivenArrays, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[Source]:
+    """Yield the arrays of a run, of a tree in memory or by Orbax, or of a file.
 
     Raises:
       SettingsError: the file is missing or damaged, or the arrays cannot be read, now or later in the context.
     """
-    if isinstance(place, Path) and not place.exists():
+    path = Path(str(place))
+    is_tree = path.is_dir() and (path / TREE).is_file()
+    if not isinstance(place, GivenArrays) and not is_tree and (path.is_dir() or path.suffix not in FILES):
+        yield _of_run(path, wanted)
+        return
+    if isinstance(place, str) and not path.exists():
         raise SettingsError(f"init_from: there is no file {place}")
-    if isinstance(place, Path) and UNFINISHED in place.name:
+    if UNFINISHED in path.name:
         raise SettingsError(f"init_from: {place} was never finished by Orbax; take a tree that has been saved whole")
     try:
         with contextlib.ExitStack() as files:
-            yield _in_tree(place) if isinstance(place, GivenArrays) else _in_file(place, files)
+            if isinstance(place, GivenArrays):
+                yield Source(str(place), str(place), _in_tree(place))
+            else:
+                yield Source(place, str(path.absolute()), _in_file(path, files))
     except SettingsError:
         raise
     except ImportError as error:
