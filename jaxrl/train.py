@@ -8,11 +8,11 @@ from jaxrl.cli.main import (  # first: it installs signal handlers
 )
 
 # isort: split
-import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,10 @@ from jaxrl.training.report import print_summary, print_table
 from jaxrl.training.stops import LIMITS, can_go_on
 from jaxrl.training.storage.checkpoints import CheckpointError
 from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
+from jaxrl.training.storage.logs import damage
 from jaxrl.training.storage.members import population_of, runs_of
-from jaxrl.training.storage.run_dir import group_of, read_metadata, read_settings
+from jaxrl.training.storage.run import OWES_BOUNDARY
+from jaxrl.training.storage.run_dir import group_of, open_log, read_metadata, read_settings
 from jaxrl.xla.contexts import product_precision
 
 
@@ -103,17 +105,21 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
 
 
 def limit_of(run: Path, config: Any, opened: dict[Path, Saves]) -> str | None:
-    """Return the setting whose limit a run has reached; `None` if it has ended otherwise, or is damaged."""
-    end, store = read_metadata(run), open_store(run, CHECKPOINTS, opened)
-    # What it was to keep at its end may be gone: its last checkpoint, which the status precedes, or its best policy.
-    kept = end.get("best_score") is None or open_store(run, BEST, opened).steps()
-    if end.get("status") not in LIMITS or not kept or store.steps()[-1:] != [end.get("opt_steps")]:
+    """Return the setting whose limit a run has reached; `None` if it has reached none or is damaged."""
+    store, best = open_store(run, CHECKPOINTS, opened), open_store(run, BEST, opened)
+    if not (steps := store.steps()):
         return None
-    with contextlib.suppress(CheckpointError):
-        store.manifest(end["opt_steps"])
-        reached = {limit: end.get(counter) for limit, counter in LIMITS.items()}
-        return next((x for x, n in reached.items() if isinstance(n, int) and 0 < getattr(config, x) <= n), None)
-    return None
+    try:
+        facts = store.manifest(steps[-1])["facts"]
+        whole = not damage(partial(open_log, run), facts)
+    except CheckpointError:
+        return None
+    if not whole or facts.get(OWES_BOUNDARY) or (read_metadata(run).get("best_score") is not None and not best.steps()):
+        return None
+    if steps[-1] >= config.max_opts:
+        return "max_opts"
+    taken = facts.get("env_steps")
+    return "max_env_steps" if isinstance(taken, int) and 0 < config.max_env_steps <= taken else None
 
 
 def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int:
