@@ -140,8 +140,8 @@ def env_of(policy: GreedyPolicy, env: str | None = None, env_args: Sequence[str]
         a parameter is called `name`.
     """
     given = {name: parse_value(value) for name, value in parse_pairs("--env-args", env_args).items()}
-    admit([env])
     settings = policy.facts["settings"]
+    env = admit(env, settings.get("env"))
     if env is None or (env == settings.get("env") and "env" not in settings.get("custom", [])):
         env, trained = loading.env_in(settings, given)
         given = {**trained, **given}

@@ -55,7 +55,7 @@ def main(args: Sequence[str]) -> int:
     args, how = split_process_flags(args)
     admit_algorithm(algorithm_named(args))
     request = parse(args)
-    admit(request.typed_envs)
+    request = with_envs(request)
     config = request.config
     if config.run_dir is None:
         env = (config.env or "data").replace(":", "-").replace("/", "-")
@@ -73,6 +73,14 @@ def main(args: Sequence[str]) -> int:
         join(how, requested_devices(config, request.population is not None))
     with report_failures(how is not None):
         return run(args, request, config, how is not None)
+
+
+def with_envs(request: Request) -> Request:
+    """Import the environments that were typed; return the request with their names in the run to resume, if any."""
+    run = request.from_run or (request.config.run_dir if request.resume else None)
+    saved = read_settings(Path(run)) if run is not None else {}
+    names = {field: admit(typed, saved.get(field)) for field, typed in request.typed_envs.items() if typed is not None}
+    return request._replace(config=replace(request.config, **names))
 
 
 def nothing_left(args: Sequence[str], request: Request) -> str | None:
@@ -224,9 +232,8 @@ def _own_code(request: Request, training: bool = False) -> str:
 
     The environment of evaluations is needed for `training` alone.
     """
-    config = request.config
-    eval_env = getattr(config, "eval_env", None) if training else None
-    named = {"--algo": request.algo, "--env": config.env, "--eval-env": eval_env}
+    typed = request.typed_envs
+    named = {"--algo": request.algo, "--env": typed["env"], "--eval-env": typed["eval_env"] if training else None}
     return "".join(f" {flag} {quote(name)}" for flag, name in named.items() if name and module_to_import(name))
 
 

@@ -75,7 +75,6 @@ def main(args: Sequence[str]) -> int:
         parser.add_argument(f"--{name.replace('_', '-')}", nargs=count, default=[], help=about)
     options = parser.parse(args)
     admit_algorithm(options.algo)
-    admit([*options.env, *options.eval_env])
     require_run(Path(options.run_dir))
     cache_compilations()
     require_devices()
@@ -120,8 +119,8 @@ class Problems:
 
 def _verify(run_dir: Path, options: Namespace, opened: dict[Path, Saves], problems: Problems) -> tuple[int, str | None]:
     """Check one run; return how many pairs of checkpoints it was trained again between, and why not between any."""
-    strategy, obstacle = rebuild_strategy(run_dir, options, problems)
     store = open_store(run_dir, CHECKPOINTS, opened)
+    strategy, obstacle = rebuild_strategy(run_dir, store, options, problems)
     good = list(check_checkpoints(store, strategy, problems))
     check_best(open_store(run_dir, BEST, opened), problems)
     check_logs(run_dir, store, good, problems)
@@ -147,14 +146,16 @@ class _NotHere(Exception):
     """A run needs code, data or parts made in Python that are not here."""
 
 
-def rebuild_strategy(run_dir: Path, options: Namespace, problems: Problems) -> tuple[Strategy | None, str | None]:
+def rebuild_strategy(
+    run_dir: Path, store: Store, options: Namespace, problems: Problems
+) -> tuple[Strategy | None, str | None]:
     """Build the strategy that `config.yaml` describes; otherwise return why not, unless it is damaged.
 
     Raises:
       SettingsError: what `options` name is not what the run was trained with.
     """
     try:
-        return _rebuild(run_dir, options), None
+        return _rebuild(run_dir, store, options), None
     except _NotHere as obstacle:
         return None, str(obstacle)
     except _Damaged as damage:
@@ -162,7 +163,7 @@ def rebuild_strategy(run_dir: Path, options: Namespace, problems: Problems) -> t
         return None, None
 
 
-def _rebuild(run_dir: Path, options: Namespace) -> Strategy:
+def _rebuild(run_dir: Path, store: Store, options: Namespace) -> Strategy:
     try:
         settings = read_settings(run_dir)
     except JaxrlError as error:
@@ -174,9 +175,18 @@ def _rebuild(run_dir: Path, options: Namespace) -> Strategy:
         return build(request.algo, config, teacher_of(config))
     except JaxrlError as error:
         envs = [name for name in (config.env, getattr(config, "eval_env", None)) if name]
-        if is_missing(error) or not all(map(is_imported, envs)):
+        if is_missing(error) or not all(map(is_imported, envs)) or _has_saved(store, settings):
             raise _cannot_rebuild(run_dir, error) from error
         raise _Damaged(error) from error
+
+
+def _has_saved(store: Store, settings: Mapping[str, Any]) -> bool:
+    """Return whether the newest checkpoint, which has a checksum, says that these are the settings of its run."""
+    try:
+        steps = store.steps()
+        return bool(steps) and not changes(store.manifest(steps[-1])["facts"].get("settings"), settings)
+    except CheckpointError:
+        return False
 
 
 def _require_algorithm_here(run_dir: Path, settings: Mapping[str, Any], named: str | None) -> None:
@@ -202,6 +212,7 @@ def _require_algorithm_here(run_dir: Path, settings: Mapping[str, Any], named: s
 def _parse_settings(run_dir: Path, settings: Mapping[str, Any], options: Namespace) -> Request:
     """Return the settings of a run as checked, with what `options` name again."""
     given = {name: words for name in NAMED_AGAIN if (words := vars(options)[name])}
+    given |= {name: [str(admit(given[name][0], settings.get(name)))] for name in ("env", "eval_env") if name in given}
     resumed = ["--resume", str(run_dir)]
     try:
         request = _parse(run_dir, resumed)

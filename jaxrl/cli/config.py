@@ -8,6 +8,7 @@ import typing
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxrl.agents.fields import rules_of
@@ -53,8 +54,8 @@ class Request(NamedTuple):
     from_step: str | None = None
     notes: tuple[str, ...] = ()
     """Notes on flags translated from other libraries, on a preset scaled to the run's length, and on a missing one."""
-    typed_envs: tuple[str | None, ...] = ()
-    """Environments that a person typed, whose code may be imported."""
+    typed_envs: Mapping[str, str | None] = MappingProxyType({})
+    """What a person typed as `env` and `eval_env`, whose code may be imported."""
 
 
 def parse(args: Sequence[str]) -> Request:
@@ -116,7 +117,7 @@ def parse(args: Sequence[str]) -> Request:
     how = (launch.get("allow_changes", False), launch.get("start_over", False))
     from_run = resume if from_step else None
     config = replace(config, run_dir=resume) if resume and not from_run else config
-    typed = tuple(value_of(args, flag) for flag in ("--env", "--eval-env"))
+    typed = {"env": value_of(args, "--env"), "eval_env": value_of(args, "--eval-env")}
     return Request(algo, config, bool(resume), *how, members, from_run, from_step, notes, typed)
 
 

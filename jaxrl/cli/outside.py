@@ -7,7 +7,6 @@ or a settings file contains it: those may come from a stranger.
 
 import importlib
 import sys
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,24 @@ from jaxrl.errors import SettingsError, describe_error, error_text, suggest
 from jaxrl.registry import ALGORITHMS, SUITES
 
 
-def admit(names: Iterable[str | None]) -> None:
-    """Import the modules in these names, which a person typed, and register their functions under the full names.
+def admit(name: str | None, trained_in: object = None) -> str | None:
+    """Import the module in a name that a person typed, and register its function under the full name.
+
+    Return `trained_in`, the environment of a run, if the module has registered the same function as that; else `name`.
 
     Raises:
       SettingsError: there is no such module or function, or importing it failed.
     """
-    for name in names:
-        module = None if name is None else module_to_import(name)
-        if name is not None and module is not None and name not in registered_envs():
-            found = _import(name, module)
-            if not name.startswith(PREFIX) and name not in registered_envs():  # unless its module registers it
-                register_env(name, partial(_make, name, _function(name, found)))
+    module = None if name is None else module_to_import(name)
+    if name is None or module is None:
+        return name
+    known = registered_envs()
+    if name not in known:
+        found = _import(name, module)
+        if not name.startswith(PREFIX) and name not in known:  # unless its module registers it
+            register_env(name, partial(_make, name, _function(name, found)))
+    same = isinstance(trained_in, str) and known.get(trained_in) in getattr(known.get(name), "args", ())
+    return str(trained_in) if same else name
 
 
 def admit_algorithm(name: str | None) -> None:

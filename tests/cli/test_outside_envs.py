@@ -1,5 +1,6 @@
 """Environments of a user's own by name, arguments of any type, and evaluation in another environment."""
 
+import importlib
 import json
 import re
 import sys
@@ -55,6 +56,12 @@ def make_nothing():
 
 not_callable = 3
 """
+REGISTERED = """
+import jaxrl
+from walks_of_mine.envs import make_walk
+
+jaxrl.register_env("Walk", make_walk)
+"""
 GYM = """
 import gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -79,6 +86,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "walks_of_mine").mkdir()
     (tmp_path / "walks_of_mine" / "__init__.py").touch()
     (tmp_path / "walks_of_mine" / "envs.py").write_text(CODE)
+    (tmp_path / "walks_of_mine" / "registered.py").write_text(REGISTERED)
     (tmp_path / "walks_of_mine" / "gyms.py").write_text(GYM)
     (tmp_path / "walks_of_mine" / "broken.py").write_text("raise RuntimeError('no licence')")
     (tmp_path / "walks_of_mine" / "lacking.py").write_text("import a_package_that_is_not_there")
@@ -138,6 +146,24 @@ def test_a_function_named_on_the_command_line_is_trained_in(capsys: pytest.Captu
     assert sys.modules["walks_of_mine.envs"].CALLS[-1] == (7, 0.1, True, [8, 9.5, "x"], "two words")
 
 
+def test_a_run_of_a_name_that_python_registered_goes_on_by_the_function_registered_as_such(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    importlib.import_module("walks_of_mine.registered")
+    assert train.main([*SMALL, "--env", "Walk", "--env-args", "length", "3", "--run-dir", "run"]) == 0
+    forget()
+    capsys.readouterr()
+    assert verify.main(["run"]) == 0  # no damage: the checkpoint names it too
+    assert "cannot be rebuilt here" in capsys.readouterr().err
+    again = ["--env", "walks_of_mine.registered:make_walk"]
+    assert verify.main(["run", "--replay", *again]) == 0
+    assert evaluate.main(["run", "--episodes", "2", *again]) == 0
+    assert "length 3," in capsys.readouterr().out
+    assert train.main(["--resume", "run", "--max-opts", "8", *again]) == 0
+    assert "evaluate run --env walks_of_mine.registered:make_walk" in capsys.readouterr().out
+    assert yaml.safe_load(Path("run", "config.yaml").read_text())["env"] == "Walk"
+
+
 def test_printed_commands_name_the_environment_of_evaluations_where_they_train_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -169,7 +195,7 @@ def test_a_gymnasium_environment_of_ones_own_works_both_ways() -> None:
 def test_a_module_may_register_its_function_itself(package: Path) -> None:
     name = "walks_of_mine.itself:make_walk"
     (package / "walks_of_mine" / "itself.py").write_text(f"{CODE}\njaxrl.register_env({name!r}, make_walk)\n")
-    admit([name])
+    admit(name)
     assert jaxrl.make_env(name).spec.name == "walk"
 
 
@@ -186,7 +212,7 @@ def test_evaluations_know_the_limit_of_a_gymnasium_environment_of_ones_own(
 ) -> None:
     """Without a limit they would cut episodes after 10 000 steps."""
     name = f"walks_of_mine.envs:{function}"
-    admit([name])
+    admit(name)
     assert jaxrl.make_env(name, **args).spec.time_limit == limit
 
 
