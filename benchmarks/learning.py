@@ -92,7 +92,8 @@ def main() -> None:
     if options.generic:
         for presets in PRESETS.values():
             presets.clear()
-    admit(options.env or [])
+    for env in options.env or []:
+        admit(env)
     cache_compilations()
     rows: list[Row] = []
     for algo, env in tasks(options.algo, options.env):

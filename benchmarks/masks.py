@@ -66,7 +66,8 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=100, help="episodes (default: 100)")
     parser.add_argument("--json", type=Path, help="file to write")
     options = parser.parse_args()
-    admit(options.env)
+    for env in options.env:
+        admit(env)
     rows: list[harness.Row] = []
     for name in options.env:
         report = chance(jaxrl.make_env(name), options.episodes).report()
