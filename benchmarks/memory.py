@@ -50,6 +50,7 @@ class Task(NamedTuple):
 
 TASKS = {
     "recall-20": Task("memory:Recall", {"length": 20}, 64, 1_000_000),
+    "chain-20": Task("MemoryChain-bsuite", {"memory_length": 20}, 64, 1_000_000),
     "copy-5": Task("memory:Copy", {}, 64, 4_000_000),
     "parity-10": Task("memory:Parity", {"length": 10}, 64, 2_000_000),
     "parity-2": Task("memory:Parity", {"length": 2}, 64, 500_000),
