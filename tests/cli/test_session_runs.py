@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in an environment with a parameter of its own."""
     path = tmp_path_factory.mktemp("session") / "run"
     env = gymnasium.make("CartPole-v1", max_episode_steps=LIMIT, render_mode="rgb_array" if pygame() else None)
-    drive(gymnasium.wrappers.RecordEpisodeStatistics(env), path)
+    drive(gymnasium.wrappers.RecordEpisodeStatistics(env), path, save_interval=0)  # at its end, however long it takes
     return path
 
 
