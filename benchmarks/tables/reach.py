@@ -225,6 +225,7 @@ def memory() -> str:
     """Return what a task of memory is worth with a recurrent core and without."""
     names = {
         "the preset": "ppo-memory-s8-gru-seed-*",
+        "`--agent.core mingru --agent.core-layers 2 --epochs 4`": "ppo-memory-s8-mingru-4-epochs-seed-*",
         "`--agent.core mingru`": "ppo-memory-s8-mingru-seed-*",
         "`--agent.core none`": "ppo-memory-s8-no-core",
     }
