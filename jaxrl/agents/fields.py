@@ -151,14 +151,14 @@ class CoreConfig:
     """The recurrent core after a torso; without one, nothing reads the rest."""
 
     core: Annotated[str, CoreName()] = "none"
-    """Memory after the torso: gru or lstm, step by step; lru, s5, mingru, minlstm or gla, by associative scans; gtrxl,
-    attention over the last core_window steps; or none."""
+    """Memory after the torso: gru or lstm, step by step; lru, s5, mingru, minlstm or gla, by associative scans; trxl
+    or gtrxl, attention over the last core_window steps; or none."""
     core_features: Count = 64
     """Width of the core."""
     core_layers: Count = 1
     """Cells of the core, one on top of the other."""
     core_window: Count = 32
-    """Steps before the present one that a layer of gtrxl attends to."""
+    """Steps before the present one that a layer of trxl or gtrxl attends to."""
 
     def make_core(self) -> Core | None:
         """Return the core, a new module; `None` without one."""

@@ -7,7 +7,7 @@ Cells differ in the cost of a sequence. In the GRU and the LSTM the next memory 
 a sequence is a loop over its steps. Most others are linear in their memory, `h_t = a_t * h_{t-1} + b_t`, with `a_t` and
 `b_t` functions of the inputs alone. Two such steps compose to one of the same form, so a sequence of `T` steps is an
 associative scan of depth about `log2(T)` (Blelloch 1990; Martin and Cundy 2018, https://arxiv.org/abs/1709.04057).
-GTrXL stores past inputs and attends to them, for all steps in parallel.
+Transformer-XL and GTrXL store past inputs and attend to them, for all steps in parallel.
 """
 
 import math
@@ -27,7 +27,7 @@ from jaxrl.trees import Array, Key, PyTree, tree_where
 LONGEST = 1_000.0
 """Longest initial time scale, in steps, of cells with input-dependent decay."""
 HEADS = 4
-"""Number of heads of `gla` and `gtrxl`."""
+"""Number of heads of `gla`, `trxl` and `gtrxl`."""
 
 
 def forget(memory: PyTree, is_first: Array) -> PyTree:
@@ -458,12 +458,11 @@ class GLA(ScanCell):
 # --- attention over the past ------------------------------------------------------------------------------------
 
 
-class GTrXL(Cell):
-    """A gated Transformer-XL block, whose memory is its last `window` inputs (Parisotto et al. 2020).
+class TrXL(Cell):
+    """A Transformer-XL block, whose memory is its last `window` inputs (Dai et al. 2019).
 
-    https://arxiv.org/abs/1910.06764, section 3: normalised inputs, attention with relative positions (Dai et al. 2019,
-    https://arxiv.org/abs/1901.02860, section 3.3), and a GRU-like gate in place of each residual sum. A step attends to
-    itself and to the previous `window` steps of its episode.
+    https://arxiv.org/abs/1901.02860, section 3: attention with relative positions, and two dense layers, each added to
+    its inputs and then normalised. A step attends to itself and to the previous `window` steps of its episode.
     """
 
     features: int
@@ -473,7 +472,8 @@ class GTrXL(Cell):
     def initial(self) -> PyTree:
         """Return an empty window: `window` rows of zeros, and the number of rows that are valid."""
         if self.features % HEADS:
-            raise SettingsError(f"agent.core_features is {self.features}; gtrxl needs a multiple of {HEADS}")
+            core = type(self).__name__.lower()
+            raise SettingsError(f"agent.core_features is {self.features}; {core} needs a multiple of {HEADS}")
         return np.zeros((self.window, self.features), np.float32), np.zeros((), np.int32)
 
     def setup(self) -> None:
@@ -485,7 +485,6 @@ class GTrXL(Cell):
         # `u` and `v` of Dai et al.: query-independent attention to content and to distance.
         self.by_content = self.param("by_content", nn.initializers.zeros, width, jnp.float32)
         self.by_distance = self.param("by_distance", nn.initializers.zeros, width, jnp.float32)
-        self.attended, self.transformed = GRUGate(self.features), GRUGate(self.features)
         self.wide, self.narrow = make(4 * self.features), make()
 
     def __call__(self, memory: PyTree, x: Array) -> tuple[PyTree, Array]:
@@ -503,16 +502,21 @@ class GTrXL(Cell):
         x = past[:, window:]
         distance = jnp.arange(steps)[:, None] + window - jnp.arange(window + steps)[None]  # `[T, M + T]`
         seen = (distance >= 0)[None] & (distance[None] <= ages.T[:, :, None])  # `[B, T, M + T]`
-        attention = self._attend(self.norm(x), self.norm(past), seen)
-        hidden = self.attended(x, nn.relu(attention))
-        mlp = self.narrow(nn.relu(self.wide(self.norm_mlp(hidden))))
-        y = self.transformed(hidden, nn.relu(mlp))
+        y = self._block(x, past, seen)
         # The memory after step `t` is positions `t + 1` to `t + M`; `[T, B, M, F]`. A single step, as in an exported
         # policy, needs no gather.
         places = jnp.arange(1, steps + 1)[:, None] + jnp.arange(window)[None]
         kept = past[None, :, 1:] if steps == 1 else jnp.moveaxis(past[:, places], 0, 1)
         memories = kept, jnp.minimum(ages + 1, window)
         return memories, jnp.moveaxis(y, 0, 1)
+
+    def _block(self, x: Array, past: Array, seen: Array) -> Array:
+        """Return the outputs `[B, T, F]` of steps `x`, which attend to `past` `[B, P, F]` where `seen` `[B, T, P]`."""
+        hidden = self.norm(x + self._attend(x, past, seen))
+        return self.norm_mlp(hidden + self._transform(hidden))
+
+    def _transform(self, x: Array) -> Array:
+        return self.narrow(nn.relu(self.wide(x)))
 
     def _attend(self, x: Array, past: Array, seen: Array) -> Array:
         """Return the attention of steps `x` `[B, T, F]` to `past` `[B, P, F]` where `seen` `[B, T, P]`."""
@@ -526,6 +530,22 @@ class GTrXL(Cell):
         score = jnp.where(seen[:, None], score / math.sqrt(value.shape[-1]), -1e30)
         read = jnp.einsum("bhtp,bphd->bthd", jax.nn.softmax(score), value)
         return self.out(read.reshape(x.shape))
+
+
+class GTrXL(TrXL):
+    """A gated Transformer-XL block (Parisotto et al. 2020).
+
+    https://arxiv.org/abs/1910.06764, section 3: inputs of both parts are normalised instead of sums, and a GRU-like
+    gate takes the place of each sum.
+    """
+
+    def setup(self) -> None:
+        super().setup()
+        self.attended, self.transformed = GRUGate(self.features), GRUGate(self.features)
+
+    def _block(self, x: Array, past: Array, seen: Array) -> Array:
+        hidden = self.attended(x, nn.relu(self._attend(self.norm(x), self.norm(past), seen)))
+        return self.transformed(hidden, nn.relu(self._transform(self.norm_mlp(hidden))))
 
 
 class GRUGate(nn.Module):
@@ -579,6 +599,7 @@ CORES: dict[str, Callable[[int], Cell]] = {
     "mingru": MinGRU,
     "minlstm": MinLSTM,
     "gla": GLA,
+    "trxl": TrXL,
     "gtrxl": GTrXL,
 }
 
@@ -607,7 +628,8 @@ def make_cell(core: str, features: int, window: int) -> Cell:
     """
     if core not in CORES:
         raise SettingsError(f"unknown core {core!r}; {suggest(core, ('none', *CORES))}")
-    return GTrXL(features, window) if core == "gtrxl" else CORES[core](features)
+    make = CORES[core]
+    return make(features, window) if make in (TrXL, GTrXL) else make(features)
 
 
 def initial_memory(core: str, features: int, layers: int = 1, window: int = 32) -> PyTree:

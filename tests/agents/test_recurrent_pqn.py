@@ -73,7 +73,7 @@ def test_targets_and_errors_are_those_of_a_walk_through_the_rollout(core: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("core", ["gru", "lru", "s5", "mingru", "minlstm", "gla", "gtrxl"])
+@pytest.mark.parametrize("core", ["gru", "lru", "s5", "mingru", "minlstm", "gla", "trxl", "gtrxl"])
 def test_every_core_recalls_what_no_agent_without_one_can(core: str) -> None:
     """A symbol of four after ten blank steps: 1 with a memory, 1/4 without."""
     env = jaxrl.make_env("memory:Recall", length=10)

@@ -1,6 +1,7 @@
 """Cells of recurrent cores, each beside its equations in NumPy, step by step; and cores of one's own."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -20,6 +21,8 @@ T, B, F, WIDTH, WINDOW = 17, 3, 6, 8, 4
 KEY = jax.random.key(0)
 XS = np.random.default_rng(0).normal(size=(T, B, F)).astype(np.float32)
 FIRST = np.random.default_rng(1).random((T, B)) < 0.2
+ATTENTION = ("trxl", "gtrxl")
+"""Cores whose memory is their last inputs."""
 
 
 def blank_of(name: str, features: int = WIDTH, layers: int = 1, rows: int = B) -> Any:
@@ -67,12 +70,14 @@ def test_a_sequence_is_its_steps(name: str) -> None:
         memory = step_of(core)(variables, memory, 0.7 * x)[0]
     memories, outs = sequence_of(core, variables, memory)
     for t in range(T):
-        if name == "gtrxl" and t > 0:  # rows of its memory that are no steps of the episode may differ: none reads them
+        if (
+            name in ATTENTION and t > 0
+        ):  # rows of its memory that are no steps of the episode may differ: none reads them
             led = forgotten(jax.tree.map(lambda x, t=t: x[t - 1], memories), FIRST[t])
             np.testing.assert_allclose(step_of(core)(variables, led, XS[t])[1], outs[t], rtol=1e-4, atol=1e-5)
         memory, out = step_of(core)(variables, forgotten(memory, FIRST[t]), XS[t])
         np.testing.assert_allclose(outs[t], out, rtol=1e-4, atol=1e-5)
-        if name != "gtrxl":
+        if name not in ATTENTION:
             jax.tree.map(lambda a, b, t=t: np.testing.assert_allclose(a[t], b, rtol=1e-4, atol=1e-5), memories, memory)
     assert np.abs(outs).max() > 0.1
 
@@ -305,22 +310,44 @@ def attention(p: Any, past: Any) -> Any:
     return dense((share[..., None] * values).sum(0).ravel(), p["out"])
 
 
-def test_gtrxl_is_the_block_of_its_paper() -> None:
-    """In double precision: relative attention, then two dense layers, each after a norm and before a gate."""
-    core, variables = core_of("gtrxl")
-    outs = sequence_of(core, variables, blank_of("gtrxl"))[1]
+def require_blocks(name: str, block: Callable[[Any, Any, Any], Any]) -> None:
+    """Assert that outputs are those of `block(parameters, x, past)` in double precision, `past` up to `x`."""
+    core, variables = core_of(name)
+    outs = sequence_of(core, variables, blank_of(name))[1]
     p = jax.tree.map(np.float64, variables["params"])
-    cell, inputs = p["cells_0"], dense(np.float64(XS), p["embed"])
+    inputs = dense(np.float64(XS), p["embed"])
     for b in range(B):
         start = 0
         for t in range(T):
             start = t if FIRST[t, b] else start
-            x, past = inputs[t, b], inputs[max(start, t - WINDOW) : t + 1, b]
-            read = attention(cell, layer_norm(past, cell["norm"]))
-            hidden = gru_gate(cell["attended"], x, np.maximum(read, 0))
-            wide = np.maximum(dense(layer_norm(hidden, cell["norm_mlp"]), cell["wide"]), 0)
-            out = gru_gate(cell["transformed"], hidden, np.maximum(dense(wide, cell["narrow"]), 0))
+            out = block(p["cells_0"], inputs[t, b], inputs[max(start, t - WINDOW) : t + 1, b])
             np.testing.assert_allclose(outs[t, b], out, rtol=1e-3, atol=1e-4)
+
+
+def two_layers(cell: Any, x: Any) -> Any:
+    return dense(np.maximum(dense(x, cell["wide"]), 0), cell["narrow"])
+
+
+def test_trxl_is_the_block_of_its_paper() -> None:
+    """Relative attention, then two dense layers, each added to its inputs and then normalised."""
+
+    def block(cell: Any, x: Any, past: Any) -> Any:
+        hidden = layer_norm(x + attention(cell, past), cell["norm"])
+        return layer_norm(hidden + two_layers(cell, hidden), cell["norm_mlp"])
+
+    require_blocks("trxl", block)
+
+
+def test_gtrxl_is_the_block_of_its_paper() -> None:
+    """Relative attention, then two dense layers, each after a norm and before a gate."""
+
+    def block(cell: Any, x: Any, past: Any) -> Any:
+        read = attention(cell, layer_norm(past, cell["norm"]))
+        hidden = gru_gate(cell["attended"], x, np.maximum(read, 0))
+        out = two_layers(cell, layer_norm(hidden, cell["norm_mlp"]))
+        return gru_gate(cell["transformed"], hidden, np.maximum(out, 0))
+
+    require_blocks("gtrxl", block)
 
 
 def test_attention_sees_its_window_and_nothing_before_it() -> None:
