@@ -70,9 +70,7 @@ def test_a_sequence_is_its_steps(name: str) -> None:
         memory = step_of(core)(variables, memory, 0.7 * x)[0]
     memories, outs = sequence_of(core, variables, memory)
     for t in range(T):
-        if (
-            name in ATTENTION and t > 0
-        ):  # rows of its memory that are no steps of the episode may differ: none reads them
+        if name in ATTENTION and t > 0:  # rows that are no steps of the episode may differ: none reads them
             led = forgotten(jax.tree.map(lambda x, t=t: x[t - 1], memories), FIRST[t])
             np.testing.assert_allclose(step_of(core)(variables, led, XS[t])[1], outs[t], rtol=1e-4, atol=1e-5)
         memory, out = step_of(core)(variables, forgotten(memory, FIRST[t]), XS[t])
