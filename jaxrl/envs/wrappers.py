@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl.envs.agents import require_single_agent
 from jaxrl.envs.base import Env, TimeStep
@@ -178,6 +179,25 @@ def previous(env: Env) -> Env:
     return _wrap(env, reset, step, lambda state: state, more)._replace(goal=None)
 
 
+def hide(env: Env, entry: int) -> Env:
+    """Show 0 in place of one entry of a vector, such as a velocity, which an agent can infer only with a memory.
+
+    Raises:
+      SettingsError: observations are no vector, or have no such entry.
+    """
+    spec = require_single_agent(env, "hide").spec
+    space = spec.observation_space
+    if not isinstance(space, Box) or len(space.shape) != 1:
+        raise SettingsError(f"hide takes an entry of a vector, but observations of {spec.name} are {space}")
+    if not 0 <= entry < space.shape[0]:
+        raise SettingsError(f"hide is {entry}; expected an entry of {spec.name}, from 0 to {space.shape[0] - 1}")
+    hidden = np.arange(space.shape[0]) == entry
+    low = tuple(np.where(hidden, np.minimum(space.low, 0), space.low).tolist())
+    high = tuple(np.where(hidden, np.maximum(space.high, 0), space.high).tolist())
+    shown = lambda obs: jnp.where(hidden, jnp.zeros((), obs.dtype), obs)
+    return transform_obs(env, shown, Box(low, high, space.shape, space.dtype))
+
+
 def transform_obs(env: Env, function: Callable[[PyTree], PyTree], space: Space) -> Env:
     """Replace each observation by `function(observation)`, an element of `space`."""
 
@@ -251,6 +271,7 @@ def _flatten_action(space: Space, action: PyTree) -> Array:
 WRAPPERS: dict[str, tuple[Callable[..., Env], Callable[[str], Any] | None]] = {
     "action_repeat": (action_repeat, as_int),
     "sticky_actions": (sticky_actions, parse_float),
+    "hide": (hide, as_int),
     "time": (time, None),
     "previous": (previous, None),
 }
@@ -292,4 +313,4 @@ def _parse_wrapper(name: str) -> Callable[[Env], Env]:
     return lambda env: function(env, value)
 
 
-EXAMPLES = {"action_repeat": "4", "sticky_actions": "0.25"}
+EXAMPLES = {"action_repeat": "4", "sticky_actions": "0.25", "hide": "1"}

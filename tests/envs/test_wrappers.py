@@ -13,6 +13,7 @@ from jaxrl import SettingsError
 from jaxrl.envs.wrappers import (
     action_repeat,
     apply_wrappers,
+    hide,
     previous,
     sticky_actions,
     time,
@@ -137,13 +138,22 @@ def test_observations_and_rewards_are_transformed() -> None:
 
 def test_wrapped_environments_keep_the_contract_and_nest_in_the_order_given() -> None:
     env = apply_wrappers(walk(end=1e9), ["sticky_actions:0.25", "action_repeat:2", "time", "previous"])
-    assert jaxrl.check_env(env) == []
+    assert jaxrl.check_env(env._replace(deterministic=True)) == []
     assert env.spec.time_limit == 10
     # A step of the clock is one repeat; in the other order, the inner clock would tick twice.
     assert played(env, [1])[0].obs["time"].tolist() == pytest.approx([0.9])
     other = apply_wrappers(walk(end=1e9), ["time", "action_repeat:2"])
     assert played(other, [1])[0].obs["time"].tolist() == pytest.approx([0.9])
     assert played(other, [1])[0].reward == 1 + 2
+
+
+def test_a_hidden_entry_is_0_and_in_the_space() -> None:
+    both = jaxrl.Box((0.0, 5.0), (200.0, 205.0), (2,))
+    env = hide(transform_obs(walk(), lambda obs: jnp.concatenate([obs, obs + 5]), both), 1)
+    assert env.spec.observation_space == jaxrl.Box((0.0, 0.0), (200.0, 205.0), (2,))
+    assert env.reset(KEY)[1].tolist() == [0.0, 0.0]
+    assert [out.obs.tolist() for out in played(env, [1, 2])] == [[1.0, 0.0], [3.0, 0.0]]
+    assert jaxrl.check_env(env._replace(deterministic=True)) == []
 
 
 @pytest.mark.parametrize("name", ["action_repeat:2", "sticky_actions:0.25", "time", "previous"])
@@ -171,6 +181,8 @@ def test_an_environment_by_name_is_wrapped_by_name() -> None:
         ("action_repeat:0", "action_repeat is 0; expected a whole number of at least 1"),
         ("action_repeat:501", "action_repeat is 501, but episodes of CartPole-v1 have 500 steps at most"),
         ("sticky_actions:2", "sticky_actions is 2.0; expected a number from 0 to 1"),
+        ("hide:4", "hide is 4; expected an entry of CartPole-v1, from 0 to 3"),
+        (["time", "hide:0"], "hide takes an entry of a vector, but observations of CartPole-v1 are"),
         ("time:3", "wrapper 'time:3' takes no number"),
         (3, "wrap is 3; expected names of wrappers"),
     ],
