@@ -33,11 +33,11 @@ from benchmarks import harness, hlo
 from benchmarks.cases import case_named, dqn_shape, ppo_shape
 from benchmarks.cases.shapes import SAC, replaying
 from benchmarks.compiled.cases import CASES as COMPILED, case_named as compiled_case, strategy_of
-from benchmarks.compiled.counts import newest
 from benchmarks.compiled.measure import without
 from benchmarks.device import shorten
 from benchmarks.harness import Effort, Row
 from benchmarks.loops import Training
+from benchmarks.tables.results import compiled_for
 from jaxrl.registry import ALGORITHMS
 from jaxrl.strategies.base import Strategy
 from jaxrl.training import program
@@ -154,7 +154,7 @@ def kernels(asked: argparse.Namespace) -> Iterator[Row]:
     """Yield a row for each case that was predicted, of the agents asked for."""
     kind = jax.devices()[0].device_kind.lower()
     target = next((target for name, target in KINDS.items() if name in kind), "")
-    predicted = {row["case"]: row for row in newest().get(target, [])}
+    predicted = {row["case"]: row for row in (compiled_for(target)[0].rows if target else ())}
     others = [] if asked.quick else [case for case in COMPILED if case not in ALGORITHMS]
     cases = [*others, *asked.agents]
     for case in cases:

@@ -77,9 +77,12 @@ def main(args: Sequence[str]) -> int:
 
 def with_envs(request: Request) -> Request:
     """Import the environments that were typed; return the request with their names in the run to resume, if any."""
+    typed = {field: name for field, name in request.typed_envs.items() if name is not None}
+    if not typed:
+        return request
     run = request.from_run or (request.config.run_dir if request.resume else None)
     saved = read_settings(Path(run)) if run is not None else {}
-    names = {field: admit(typed, saved.get(field)) for field, typed in request.typed_envs.items() if typed is not None}
+    names = {field: admit(name, saved.get(field)) for field, name in typed.items()}
     return request._replace(config=replace(request.config, **names))
 
 

@@ -17,7 +17,6 @@ from unittest import mock
 
 from benchmarks.compiled.targets import SEVERAL, Target, prepare
 
-RESULTS = Path(__file__).parents[1] / "results"
 SMALL = 256
 """Bytes below which an array that a device gives is taken for moments or metrics; parts of a batch are larger."""
 CASES = ("dqn-1024", "rainbow-1024", "sac-1024", "ppo-1024", "ppo-normalised-1024")
@@ -149,12 +148,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         cells = (f"{row[name] / unit:,.1f}".removesuffix(".0") for name, (_, unit) in COLUMNS.items())
         lines.append(f"| {row['target']} | `{row['case']}` | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def newest() -> list[Row]:
-    """Return the rows of the newest committed result of each target."""
-    files = [sorted(RESULTS.glob(f"*-compiled-shards-{target}.json"))[-1:] for target in SEVERAL]
-    return [row for found in files for file in found for row in json.loads(file.read_text())["rows"]]
 
 
 def main(argv: Sequence[str]) -> int:

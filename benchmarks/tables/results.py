@@ -30,6 +30,11 @@ def results(pattern: str) -> list[Result]:
     return found
 
 
+def compiled_for(*targets: str) -> list[Result]:
+    """Return the newest compiled result of each target, such as `h200`, or `shards-8-h200` for one in shards."""
+    return [results(f"*-compiled-{target}.json")[-1] for target in targets]
+
+
 class Rows:
     """The rows of a script, the latest of each name; it remembers the files of those that were taken."""
 

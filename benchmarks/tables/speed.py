@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from benchmarks import scale
-from benchmarks.compiled import counts, shards
+from benchmarks.compiled import shards
 from benchmarks.peers import settings
-from benchmarks.tables.results import Row, Rows, figure, prose, results, source, spaced, table
+from benchmarks.tables.results import Row, Rows, compiled_for, figure, prose, results, source, spaced, table
 from jaxrl.nn import CORES
 
 TRAINING = {
@@ -270,27 +270,41 @@ def spread() -> str:
 
 def compiled() -> str:
     """Return what compiled programs are made of."""
-    files = [results(f"*-compiled-{target}.json")[-1] for target in counts.TARGETS]
-    return f"{counts.table(counts.newest())}\n\n{source(files, 'Compiled')}"
+    files = compiled_for("h200", "v5e")
+    gpu, tpu = ({row["case"]: row for row in file.rows} for file in files)
+    lines = []
+    for case, row in gpu.items():
+        told = [f"{row['kernels_per_opt_step']:,.0f}", f"{row['serial_terms']:,.0f}"]
+        told += [f"{row['host_launches_per_call']}", f"{row['host_waits_per_call']}", f"{row['bytes'] / 1e6:,.1f}"]
+        lines.append([f"`{case}`", *told, *(on_tpu(tpu[case]) if case in tpu else ("", ""))])
+    head = ["case", "H200: kernels", "serial terms", "launches", "waits", "MB moved", *ON_TPU]
+    return f"{table(head, lines)}\n\n{source(files, 'Compiled')}"
+
+
+ON_TPU = ("v5e: instructions", "thousand cycles")
+
+
+def on_tpu(row: Row) -> tuple[str, str]:
+    """Return the cells below `ON_TPU`."""
+    return f"{row['kernels_per_opt_step']:,.0f}", f"{row['estimated_cycles_per_opt_step'] / 1e3:,.0f}"
 
 
 def cores() -> str:
     """Return what an optimisation step takes with each recurrent core."""
-    files = [results(f"*-compiled-{target}.json")[-1] for target in counts.TARGETS]
+    files = compiled_for("h200", "v5e")
     (measured,) = [one for one in results("*cores-memory-*.json") if one.rows and one.rows[0]["seed"] is None][-1:]
     ratio = {row["core"]: row["ratio_to_none"] for row in measured.rows}
-    of = {one.rows[0]["target"]: {row["case"]: row for row in one.rows} for one in files}
+    gpu, tpu = ({row["case"]: row for row in file.rows} for file in files)
     lines = []
-    for core in (core for core in CORES if f"ppo-{core}" in of["h200"]):
-        row, tpu = (of[target][f"ppo-{core}"] for target in ("h200", "v5e"))
-        cycles = f"{tpu['estimated_cycles_per_opt_step'] / 1e3:,.0f}"
+    for core in (core for core in CORES if f"ppo-{core}" in gpu):
+        row = gpu[f"ppo-{core}"]
         told = [f"{ratio[core]:.2f}", f"{row['kernels_per_opt_step']:,.0f}", f"{row['bytes'] / 1e6:,.1f}"]
-        lines.append([f"`{core}`", *told, f"{tpu['kernels_per_opt_step']:,.0f}", cycles])
-    head = ["core", "CPU, times as long", "H200: kernels", "MB moved", "v5e: instructions", "thousand cycles"]
+        lines.append([f"`{core}`", *told, *on_tpu(tpu[f"ppo-{core}"])])
+    head = ["core", "CPU, times as long", "H200: kernels", "MB moved", *ON_TPU]
     return f"{table(head, lines)}\n\n{source([measured])}\n\n{source(files, 'Compiled')}"
 
 
 def exchanged() -> str:
     """Return what devices exchange."""
-    files = [results(f"*-compiled-shards-{target}.json")[-1] for target in ("8-h200", "16-v5e")]
-    return f"{shards.table(shards.newest())}\n\n{source(files, 'Compiled')}"
+    files = compiled_for("shards-8-h200", "shards-16-v5e")
+    return f"{shards.table([row for file in files for row in file.rows])}\n\n{source(files, 'Compiled')}"

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -19,14 +19,14 @@ import pytest
 from benchmarks import hlo
 from benchmarks.compiled import shards as spread, thunks
 from benchmarks.compiled.cases import Program, case_named
-from benchmarks.compiled.counts import newest
 from benchmarks.compiled.measure import measure, worse
+from benchmarks.tables.results import compiled_for
 from jaxrl.registry import ALGORITHMS
 from jaxrl.strategies.base import iterate
 from jaxrl.xla import ahead, forms
 from jaxrl.xla.options import compiler_options, graph_options, spread_options
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+ROOT = Path(__file__).parents[2]
 SEQUENCE = """\
 000: kCommandBuffer [source       | next=003 (1)]
     001: kCustomKernel [source | sink] loop_add_fusion grid: [1, 1, 1]
@@ -132,7 +132,7 @@ def test_a_row_counts_an_iteration_and_its_share_of_a_block(monkeypatch: pytest.
 
 def test_members_together_wait_for_nothing_and_take_fewer_kernels_than_two_would_apart() -> None:
     """As compiled for an H200: whatever the width, together is less to launch than two members one after the other."""
-    rows = {row["case"]: row for row in newest()["h200"]}
+    rows = {row["case"]: row for row in compiled_for("h200")[0].rows}
     one = rows["dqn-10"]
     for case in ("seeds-32", "seeds-256"):
         found = rows[case]
@@ -144,7 +144,7 @@ def test_members_together_wait_for_nothing_and_take_fewer_kernels_than_two_would
 
 def test_every_call_is_one_graph_with_convolutions_and_memories_too() -> None:
     """As compiled for an H200: the host launches once, and waits for nothing."""
-    rows = [row for row in newest()["h200"] if not row["case"].startswith("plain-")]
+    rows = [row for row in compiled_for("h200")[0].rows if not row["case"].startswith("plain-")]
     told = {row["case"]: (row["host_launches_per_call"], row["host_waits_per_call"]) for row in rows}
     assert {*ALGORITHMS, "evaluate", "ppo-gru", "dqn-conv", "dqn-nature", "ppo-impala"} <= told.keys()
     assert {case for case, counted in told.items() if counted != (1, 0)} == set()
@@ -164,7 +164,7 @@ def test_a_case_that_there_is_none_of_is_told_in_one_line() -> None:
     with pytest.raises(KeyError):
         case_named("dqn-many")
     command = [sys.executable, "-m", "benchmarks.compiled", "dqm-10", "--target", "cpu"]
-    said = subprocess.run(command, capture_output=True, text=True, cwd=RESULTS.parents[1])
+    said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert said.returncode == 2
     assert said.stderr.startswith("unknown case 'dqm-10'; there are dqn-1, dqn-10,")
     assert said.stderr.count("\n") == 1
@@ -207,15 +207,15 @@ def _installed(target: str) -> bool:
 @pytest.mark.parametrize("case", ["dqn-10", "ppo-64", "a2c", "evaluate", "seeds-32", "dqn-nature"])
 def test_no_figure_of_a_committed_case_grew(case: str, target: str, tmp_path: Path) -> None:
     """Nothing here has noise, where the compilers are those of the result."""
-    newest = sorted(RESULTS.glob(f"*-compiled-{target}.json"))[-1]
+    (newest,) = compiled_for(target)
     try:
         compilers = _installed(target) and version("jax")
     except PackageNotFoundError:
         compilers = False
-    if compilers != json.loads(newest.read_text())["header"]["jax"]:
-        pytest.skip(f"the compilers of {newest.name} are not installed")
-    command = [sys.executable, "-m", "benchmarks.compiled", case, "--target", target, "--against", str(newest)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=RESULTS.parents[1])
+    if compilers != newest.header["jax"]:
+        pytest.skip(f"the compilers of {newest.file.name} are not installed")
+    command = [sys.executable, "-m", "benchmarks.compiled", case, "--target", target, "--against", str(newest.file)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
 
 
@@ -249,7 +249,7 @@ def test_what_devices_exchange_is_read_with_its_turns() -> None:
     assert found == [hlo.Collective("all-gather", (40.0, 12.0), 4), hlo.Collective("all-reduce", (32.0,), 1)]
 
 
-def only_gradients_moments_and_metrics(rows: Sequence[dict[str, Any]]) -> None:
+def only_gradients_moments_and_metrics(rows: Sequence[Mapping[str, Any]]) -> None:
     """Each device gives one gradient an update, and beside that arrays that are smaller than its part of a batch."""
     for row in rows:
         assert 0 < row["large_bytes_per_opt_step"] <= row["parameter_bytes"], row
@@ -259,7 +259,7 @@ def only_gradients_moments_and_metrics(rows: Sequence[dict[str, Any]]) -> None:
 
 def test_between_devices_go_only_gradients_moments_and_metrics() -> None:
     """As compiled for eight H200 and for sixteen v5e. What is added there is one number in each place, with zeros."""
-    rows = spread.newest()
+    rows = [row for file in compiled_for("shards-8-h200", "shards-16-v5e") for row in file.rows]
     assert {row["target"] for row in rows} == {"8-h200", "16-v5e"}
     assert {row["case"] for row in rows} == set(spread.CASES)
     only_gradients_moments_and_metrics(rows)
@@ -274,7 +274,7 @@ def test_a_program_compiled_now_exchanges_no_more(case: str, target: str, tmp_pa
         pytest.skip(f"no compiler for {target} is installed")
     command = [sys.executable, "-m", "benchmarks.compiled.shards", case, "--target", target, "--json"]
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    where = {"capture_output": True, "text": True, "cwd": RESULTS.parents[1], "env": env}
+    where = {"capture_output": True, "text": True, "cwd": ROOT, "env": env}
     done = subprocess.run([*command, str(tmp_path / "row.json")], **where)  # type: ignore[call-overload]
     assert done.returncode == 0, done.stderr[-2_000:]
     only_gradients_moments_and_metrics(json.loads((tmp_path / "row.json").read_text())["rows"])
