@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from front_doors import Doors, Finished, rows, snapshot
-from toys_runs import write_run, write_search
+from toys_runs import write_search
 
 from benchmarks.reports import chromium, opened
 
@@ -72,18 +72,6 @@ def test_a_browser_draws_a_search(doors: Doors, browser: str, tmp_path: Path) ->
         drawn = page.dom.split(f'id="{plot}"')[1].split('class="scatterlayer')[1]
         assert drawn.split('class="infolayer')[0].count('<g class="trace scatter') == lines
     assert page.console == ()
-
-
-@pytest.mark.slow
-def test_a_page_of_sixty_runs_opens(doors: Doors, browser: str, tmp_path: Path) -> None:
-    """Measured, it takes a second; only a page that hardly opens at all fails here."""
-    paths = [write_run(tmp_path / f"run{i}", i % 3, [1.0 * i, 2.0 * i], lr=0.1 * (1 + i // 3)) for i in range(60)]
-    assert doors.here("report", *paths, "--out", "page.html").returncode == 0
-    page = opened(browser, (doors.cwd / "page.html").read_text(), doors.cwd)
-    drawn = page.dom.split('id="curves"')[1].split('class="scatterlayer')[1].split('class="infolayer')[0]
-    assert drawn.count('<g class="trace scatter') == 3 * 20  # the line and the two ends of the interval
-    assert page.console == ()
-    assert page.seconds < 30
 
 
 @pytest.mark.slow

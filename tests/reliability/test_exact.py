@@ -88,8 +88,3 @@ def test_another_process_makes_the_same_bits(whole: tuple[str, Told], tmp_path: 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert told(run, done.stdout.strip()) == expected
-
-
-def test_another_seed_makes_another_run(whole: tuple[str, Told], tmp_path: Path) -> None:
-    name, expected = whole
-    assert train(tmp_path / "run", name, seed=1).digest != expected.digest

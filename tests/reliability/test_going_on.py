@@ -45,11 +45,6 @@ def test_an_allowed_change_takes_effect(small: SmallRun, run: Path, flag: str, v
     assert small.digest(run, LAST) == digest
 
 
-def test_the_seed_cannot_change(run: Path) -> None:
-    with pytest.raises(SettingsError, match=r"seed: 0 -> 1.*--start-over"):
-        train.main(["--resume", str(run), "--seed", "1", "--allow-changes"])
-
-
 @pytest.mark.every_day("warmup")
 @pytest.mark.parametrize(("name", "value"), [("warmup", 24), ("opt_interval", 4)], ids=["warmup", "opt_interval"])
 def test_what_would_falsify_the_counts_is_refused_and_changes_nothing(

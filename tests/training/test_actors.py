@@ -29,7 +29,6 @@ from toys_actors import (
     with_settings,
 )
 from toys_closed_form import clock_truncates
-from toys_envs import counting
 from toys_gymnasium import Counting, Telling
 
 import jaxrl
@@ -132,18 +131,6 @@ def test_what_environments_tell_at_a_step_that_is_not_finite_is_left_out(monkeyp
     assert row["invalid_steps"] == 4
     assert row["info/left"] == pytest.approx((9 + 9 + 8) / 3)
     assert (row["episode_steps"], row["episode_length"]) == (None, 2)
-
-
-@pytest.mark.slow
-def test_what_an_environment_in_jax_tells_comes_by_actors_too():
-    env = counting(length=4)
-
-    def step(state: Any, action: Any, key: Any) -> Any:
-        state, out = env.step(state, action, key)
-        return state, out._replace(info={"paid": 2.0 * out.reward})
-
-    _, row = train(replaying(env._replace(step=step), max_lag=0), 8)
-    assert row["info/paid"] == 2 * row["episode_return"] / row["episode_length"]
 
 
 # The second takes up new parameters after 6, 12 and 18 optimisation steps only.

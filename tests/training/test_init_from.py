@@ -18,7 +18,6 @@ from toys_envs import counting
 from toys_trainer import normalising_dqn, small_dqn
 
 import jaxrl
-from jaxrl import train
 from jaxrl.errors import DivergedError, JaxrlError, SettingsError
 from jaxrl.strategies.population import with_values
 
@@ -431,12 +430,3 @@ def test_what_is_no_tree_of_arrays_is_refused_in_one_line(tree: Any, told: str) 
 def test_parts_need_what_they_are_parts_of() -> None:
     with pytest.raises(SettingsError, match="set init_from"):
         jaxrl.Trainer(small_dqn(), init_parts=["params"], **SETTINGS)
-
-
-@pytest.mark.slow
-def test_the_command_line_takes_it(tmp_path: Path) -> None:
-    small = ["--max-opts", "20", "--eval-interval", "0", "--eval-episodes", "0", "--quiet", "--agent.features", "8"]
-    small += ["--warmup", "64", "--agent.lr-decay", "0", "--agent.epsilon-decay", "0"]
-    train.main(["dqn", "--run-dir", str(tmp_path / "old"), *small])
-    train.main(["dqn", "--run-dir", str(tmp_path / "new"), "--init-from", str(tmp_path / "old"), *small])
-    assert f"begins with the networks of {tmp_path / 'old'}" in said(tmp_path / "new")

@@ -1,7 +1,6 @@
 """Running sums: means, smallest and largest by hand, and no growth or drift over long intervals."""
 
 import math
-import runpy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import toys_envs
 from toys_agents import vector_of
-from toys_trainer import counting, small_dqn
+from toys_trainer import small_dqn
 
 import jaxrl
 from jaxrl.metrics import stat, total
@@ -115,15 +114,6 @@ def test_a_second_run_of_the_same_strategy_compiles_nothing_and_trains_alike() -
     shorter = strategy.env._replace(spec=strategy.env.spec._replace(time_limit=5))
     assert train(strategy._replace(env=shorter)).best_score == 5 * 6 / 2
     assert len(compiled) > after_first
-
-
-def test_programs_of_few_strategies_are_kept() -> None:
-    fresh = runpy.run_path(program.__file__)  # of which no test has changed how many it keeps
-    kept, cache = fresh["KEPT"], fresh["program_cache"]
-    strategies = [counting.__wrapped__() for _ in range(kept + 1)]
-    for strategy in strategies:
-        cache(strategy)["mark"] = True
-    assert [bool(cache(strategy)) for strategy in reversed(strategies)] == [True] * kept + [False]
 
 
 def test_what_tells_of_health_and_what_gives_it_back_go_together() -> None:

@@ -79,13 +79,6 @@ def test_names_and_objects_take_in_the_same_rows(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["recorders"] == ["csv"]
 
 
-def test_left_out_a_run_records_as_ever(tmp_path: Path) -> None:
-    train(tmp_path / "run")
-    assert {"metrics.jsonl", "tensorboard"} <= {path.name for path in (tmp_path / "run").iterdir()}
-    assert not (tmp_path / "run" / "metrics.csv").exists()
-    jaxrl.Trainer(counting(), max_opts=2, quiet=True).train()  # with no directory those that need one are left out
-
-
 def test_a_session_takes_names_and_its_console_tells_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     memory = jaxrl.MemoryRecorder()
     with single(recorders=["console", "csv", memory], run_dir=str(tmp_path / "run"), record_interval=4) as session:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from toys_runs import rows_in, timeless
 from toys_trainer import TRACES, ByStep, Scripted, counting, short_ppo, small_dqn
@@ -302,17 +301,6 @@ def test_every_number_of_a_row_is_documented_and_episode_returns_are_whole_episo
 def test_bad_settings_are_refused_before_anything_happens(settings: dict, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         jaxrl.Trainer(counting(), **settings)
-
-
-def test_a_step_that_changes_its_state_is_named(tmp_path: Path) -> None:
-    strategy = counting()
-
-    def step(state, key, t):
-        state, metrics = strategy.step(state, key, t)
-        return state._replace(walk=state.walk.astype(np.float16)), metrics
-
-    with pytest.raises(SettingsError, match=r"the state after step has float16\[\] at .walk"):
-        jaxrl.Trainer(strategy._replace(step=step), max_opts=3, **QUIET).train()
 
 
 def test_a_directory_that_holds_another_run_is_left_alone(tmp_path: Path) -> None:
