@@ -126,7 +126,6 @@ BEST: dict[tuple[str, str], tuple[Policy, float, Policy, float]] = {
     # Noisy cues are right as often as the normal distribution says.
     ("NoisyCue", "length=5 noise=3"): (sign_of_the_sum, normal(sqrt(5) / 3), sign_of_the_last, normal(1 / 3)),
     ("NoisyCue", "length=5 noise=0"): (sign_of_the_sum, 1, sign_of_the_last, 1),
-    ("NoisyCue", "noise=1"): (sign_of_the_sum, normal(sqrt(20)), sign_of_the_last, normal(1)),
     ("Recall", ""): (first_symbol, 1, always(2), 1 / 4),
     ("Copy", ""): (symbols_in_order, 1, always(1), 1 / 4),
     ("Count", ""): (sum_of_coins, 1, likeliest_count(20), comb(19, 9) / 2**19),
