@@ -192,6 +192,16 @@ def _nameless(argument: str) -> str:
 COLUMNS = ("us/opt", "min", "max", "ceiling", "ratio", "to scan", "to device", "env steps/s", "kernels", "compile s")
 
 
+def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a table of the documentation."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines))
+
+
+def spaced(number: float) -> str:
+    """Return a whole number as the documentation has it, thousands apart."""
+    return f"{number:,.0f}".replace(",", " ")
+
+
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as text."""
     lines = [f"{'case':<22}" + "".join(f"{name:>12}" for name in COLUMNS)]

@@ -243,27 +243,21 @@ def _summary(rows: Sequence[Row]) -> list[str]:
 
 def documented(rows: Sequence[Row]) -> str:
     """Return a table of what presets reach, of `rows` as result files hold them, each with its version as `jaxrl`."""
-    lines = [
-        "| environment | agent | environment steps | seeds | best policy | last policy | published | jaxrl |",
-        "|---" * 8 + "|",
-    ]
+    lines = []
     plain = [row for row in rows if row["preset"] and not row["flags"] and "failed" not in row]
     for env, algo in sorted({(row["env"], row["algo"]) for row in plain}):
         of_task = {row["seed"]: row for row in plain if (row["env"], row["algo"]) == (env, algo)}.values()
         steps = statistics.mean(row["env_steps"] for row in of_task)
-        cells = [env, f"`{algo}`", _spaced(steps), str(len(of_task))]
+        cells = [env, f"`{algo}`", harness.spaced(steps), str(len(of_task))]
         cells += [mean_and_deviation([row[name] for row in of_task]) for name in ("best", "last")]
         known = reference(algo, env)
         cells += [
-            f"{known[0]:g} at {_spaced(known[1])}" if known else "",
+            f"{known[0]:g} at {harness.spaced(known[1])}" if known else "",
             harness.versions(r["jaxrl"] for r in of_task),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _spaced(number: float) -> str:
-    return f"{number:,.0f}".replace(",", " ")
+        lines.append(cells)
+    steps, policies = ["environment steps", "seeds"], ["best policy", "last policy"]
+    return harness.markdown(["environment", "agent", *steps, *policies, "published", "jaxrl"], lines)
 
 
 def mean_and_deviation(values: Sequence[float]) -> str:

@@ -162,24 +162,24 @@ def learn_with_peer(python: Path, algo: str, env: str, seed: int, opts: int) -> 
 
 def documented(rows: Sequence[Row]) -> str:
     """Return the table of `docs/offline.md`, of what the result file holds."""
-    lines = ["| environment | agent | seeds | last policy | worst seed |", "|---" * 5 + "|"]
+    lines = []
     for env, algo in dict.fromkeys((row["env"], row["algo"]) for row in rows):
         last = [row["last"] for row in rows if (row["env"], row["algo"]) == (env, algo)]
-        lines.append(f"| {env} | `{algo}` | {len(last)} | {mean_and_deviation(last)} | {min(last):.1f} |")
-    return "\n".join(lines)
+        lines.append([env, f"`{algo}`", str(len(last)), mean_and_deviation(last), f"{min(last):.1f}"])
+    return harness.markdown(["environment", "agent", "seeds", "last policy", "worst seed"], lines)
 
 
 def documented_beside(rows: Sequence[Row]) -> str:
     """Return the table of agents that both libraries have."""
-    head = ["environment", "agent", "seeds", "jaxrl, its preset", "jaxrl, JAX-CORL's settings", "JAX-CORL"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    lines = []
     for (env, algo), script in SCRIPTS.items():
         own = [row for row in rows if (row["env"], row["algo"]) == (env, algo)]
         ways = [("jaxrl", ""), ("jaxrl", script.flags), ("JAX-CORL", None)]
         last = [[row["last"] for row in own if (row["library"], row.get("flags")) == way] for way in ways]
         if all(last):
-            lines.append(f"| {env} | `{algo}` | {len(last[0])} | {' | '.join(map(mean_and_deviation, last))} |")
-    return "\n".join(lines)
+            lines.append([env, f"`{algo}`", str(len(last[0])), *map(mean_and_deviation, last)])
+    head = ["environment", "agent", "seeds", "jaxrl, its preset", "jaxrl, JAX-CORL's settings", "JAX-CORL"]
+    return harness.markdown(head, lines)
 
 
 def main() -> None:

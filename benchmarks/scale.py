@@ -128,12 +128,14 @@ def rows(samples: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as the table of the documentation."""
-    lines = ["| | us an update | against | times as fast | from | to |", "|---" * 6 + "|"]
+    from benchmarks.harness import markdown  # late: it imports JAX
+
+    lines = []
     for row in found:
         least, median, most = row["times_faster"]
-        times = f"{row['us_per_opt_step'][1]:,.0f} | {row['reference_us'][1]:,.0f}"
-        lines.append(f"| {row['case']} | {times} | {median:.2f} | {least:.2f} | {most:.2f} |")
-    return "\n".join(lines)
+        times = [f"{row[name][1]:,.0f}" for name in ("us_per_opt_step", "reference_us")]
+        lines.append([row["case"], *times, f"{median:.2f}", f"{least:.2f}", f"{most:.2f}"])
+    return markdown(["", "us an update", "against", "times as fast", "from", "to"], lines)
 
 
 def main() -> None:

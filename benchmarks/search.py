@@ -157,25 +157,23 @@ def bounds(values: Sequence[float]) -> tuple[float, float]:
 
 def documented(rows: Sequence[Row]) -> str:
     """Return the table of the documentation, of what the result file holds."""
-    lines = [
-        "| task | search | repeats | steps of the grid's | winner's fresh return | less the grid's | median member |",
-        "|---" * 7 + "|",
-    ]
+    lines = []
     for name in dict.fromkeys(row["task"] for row in rows):
         by_how = {how: {r["repeat"]: r for r in rows if (r["task"], r["how"]) == (name, how)} for how in HOW}
         early = {repeat: foretold(row, EARLY) for repeat, row in by_how["grid"].items()}
         told = {**by_how, f"halving, `first={EARLY.first:g}`": early}
-        lines += [_line(name, how, own, by_how["grid"]) for how, own in told.items() if own]
-    return "\n".join(lines)
+        lines += [_cells(name, how, own, by_how["grid"]) for how, own in told.items() if own]
+    fresh = ["winner's fresh return", "less the grid's", "median member"]
+    return harness.markdown(["task", "search", "repeats", "steps of the grid's", *fresh], lines)
 
 
-def _line(name: str, how: str, own: Mapping[int, Row], grid: Mapping[int, Row]) -> str:
+def _cells(name: str, how: str, own: Mapping[int, Row], grid: Mapping[int, Row]) -> list[str]:
     both = sorted(own.keys() & grid.keys())
     share = f"{statistics.mean(own[r]['opt_steps'] / grid[r]['opt_steps'] for r in both):.2f}" if both else ""
     beside = _interval([own[r]["fresh"] - grid[r]["fresh"] for r in both]) if both and how != "grid" else ""
     median = statistics.mean(median_member(row) for row in own.values()) if how == "grid" else None
     cells = [name, how, str(len(own)), share, _interval([r["fresh"] for r in own.values()]), beside]
-    return f"| {' | '.join([*cells, '' if median is None else f'{median:.1f}'])} |"
+    return [*cells, "" if median is None else f"{median:.1f}"]
 
 
 def median_member(row: Row) -> float:

@@ -143,11 +143,13 @@ COLUMNS = {
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as the table of the documentation."""
-    lines = ["| target | case | " + " | ".join(title for title, _ in COLUMNS.values()) + " |", "|---" * 8 + "|"]
+    from benchmarks.harness import markdown  # late: it imports JAX
+
+    lines = []
     for row in rows:
         cells = (f"{row[name] / unit:,.1f}".removesuffix(".0") for name, (_, unit) in COLUMNS.items())
-        lines.append(f"| {row['target']} | `{row['case']}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([row["target"], f"`{row['case']}`", *cells])
+    return markdown(["target", "case", *(title for title, _ in COLUMNS.values())], lines)
 
 
 def main(argv: Sequence[str]) -> int:

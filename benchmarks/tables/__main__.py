@@ -44,6 +44,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "suites-reach": reach.suites,
     "playground-reach": reach.playground,
     "craftax-reach": reach.craftax,
+    "mujoco-reach": reach.mujoco,
     "memory-reach": reach.memory,
     "cores-reach": reach.cores,
     "cores-cost": speed.cores,

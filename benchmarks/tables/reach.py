@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from itertools import product
 
 from benchmarks import begin, distil, harness, learning, offline, search
-from benchmarks.tables.results import Result, Row, figure, prose, results, source, spaced, table
+from benchmarks.harness import markdown, spaced
+from benchmarks.tables.results import Result, Row, figure, prose, results, source
 from jaxrl.nn import CORES
+from jaxrl.registry import split_suite
 
 PRESETS = "Measured with the versions of jaxrl in the last column (`benchmarks/results/*-learning-*.json`)."
 """The line below figures of many files."""
@@ -57,7 +59,7 @@ def by_actions(rows: Sequence[Row]) -> str:
         apart = [f"{distance(of_task, mode):.1f}" for mode in ("greedy", "sampled")]
         lines.append([env, f"`{algo}`", steps, *means, *apart])
     head = ["environment", "agent", "environment steps", "training", *PLAYED, "distance of greedy", "of sampled"]
-    return table(head, lines)
+    return markdown(head, lines)
 
 
 def distance(rows: Sequence[Row], mode: str) -> float:
@@ -112,7 +114,7 @@ def bfloat16() -> str:
         version = harness.versions(row["jaxrl"] for rows in both for row in rows)
         lines.append([f"`{algo}` on {env}", *cells, version])
     head = ["", "bfloat16", "of each seed", "float32", "of each seed", "jaxrl"]
-    return f"{table(head, lines)}\n\n{PRESETS}"
+    return f"{markdown(head, lines)}\n\n{PRESETS}"
 
 
 def _of_each(returns: Sequence[float]) -> list[str]:
@@ -156,7 +158,7 @@ def suites() -> str:
         random = learning.mean_and_deviation([row["returns"]["mean"]]) if row else ""
         lines.append([title, *cells[:-1], random, cells[-1]])
     head = ["environment", "environment steps", "seeds", "PPO", "random", "jaxrl"]
-    return f"{table(head, lines)}\n\n{PRESETS}\n\n{source(used, 'Random play measured')}"
+    return f"{markdown(head, lines)}\n\n{PRESETS}\n\n{source(used, 'Random play measured')}"
 
 
 def _best(name: str) -> list[str]:
@@ -194,7 +196,37 @@ def playground() -> str:
             lines.append([task, f"`{algo}`", *counts, *reached, *map(str, published), version])
     counts = ["environment steps", "seeds"]
     head = ["task", "agent", *counts, "best policy", "last", "Brax PPO", "FastTD3", "REPPO", "jaxrl"]
-    return f"{table(head, lines)}\n\n{PRESETS}"
+    return f"{markdown(head, lines)}\n\n{PRESETS}"
+
+
+MUJOCO = {"HalfCheetah-v4": {"sac": (4212, 6156), "crossq": (6345, 8112), "xqc": (None, 8597)}}
+MUJOCO_STEPS = (50_000, 100_000)
+"""Environment steps, and the returns of evaluations then by task and agent, means over ten seeds: of SAC (at 49 998 and
+99 996) and CrossQ from `results/baseline/*.csv` of https://github.com/dojeon-ai/SimbaV2 (commit 14fafb2), of XQC from
+its authors' `results/xqc.csv` of https://github.com/danielpalenicek/xqc (commit 9a6832b)."""
+
+
+def mujoco() -> str:
+    """Return the evaluations of agents in Gymnasium's MuJoCo tasks, beside published ones after as many steps."""
+    rows = [row for one in presets() for row in one.rows if split_suite(row["env"])[1] in MUJOCO]
+    how = lambda row: (split_suite(row["env"])[1], row["algo"], " ".join(_agents_flags(row["flags"])))
+    lines = []
+    for task, algo, flags in sorted({how(row) for row in rows}):
+        own = [row for row in rows if how(row) == (task, algo, flags)]
+        for published, at in zip(MUJOCO[task][algo], MUJOCO_STEPS, strict=True):
+            scores = [score for row in own for steps, score in row["curve"] if steps == at]
+            if scores:
+                told = [spaced(at), str(len(scores)), learning.mean_and_deviation(scores), str(published or "")]
+                version = harness.versions(row["jaxrl"] for row in own)
+                lines.append([task, f"`{algo}`", f"`{flags}`" if flags else "the defaults", *told, version])
+    head = ["task", "agent", "settings", "environment steps", "seeds", "evaluation", "published", "jaxrl"]
+    return f"{markdown(head, lines)}\n\n{PRESETS}"
+
+
+def _agents_flags(flags: Sequence[str]) -> list[str]:
+    """Leave out the flags that say how long to train and when to evaluate."""
+    length = ("--max-opts", "--eval-interval", "--eval-episodes")
+    return [word for i, word in enumerate(flags) if word not in length and (i == 0 or flags[i - 1] not in length)]
 
 
 CRAFTAX_MOST = 226
@@ -218,7 +250,7 @@ def craftax() -> str:
         published = CRAFTAX.get((algo, core), "")
         lines.append([f"`{algo}`", f"`{core}`", *counts, f"{statistics.fmean(returns):.2f}", share, published, version])
     head = ["agent", "core", "environments", "environment steps", "seeds", "return", "in %", "published, in %", "jaxrl"]
-    return f"{table(head, lines)}\n\n{PRESETS}"
+    return f"{markdown(head, lines)}\n\n{PRESETS}"
 
 
 def memory() -> str:
@@ -231,7 +263,7 @@ def memory() -> str:
     }
     lines = [[title, *_best(name)] for title, name in names.items()]
     head = ["`MiniGrid-MemoryS8`", "environment steps", "seeds", "best policy", "jaxrl"]
-    return f"{table(head, lines)}\n\n{PRESETS}"
+    return f"{markdown(head, lines)}\n\n{PRESETS}"
 
 
 def demonstrations() -> str:
@@ -241,7 +273,7 @@ def demonstrations() -> str:
     for length in dict.fromkeys(row["length"] for row in found.rows):
         of = lambda demos, length=length: [r for r in found.rows if (r["length"], r["demos"]) == (length, demos)]
         lines.append([str(length), _opened(of(False)), _opened(of(True))])
-    return f"{table(['turns', 'alone', 'with demonstrations'], lines)}\n\n{source([found])}"
+    return f"{markdown(['turns', 'alone', 'with demonstrations'], lines)}\n\n{source([found])}"
 
 
 def _opened(rows: Sequence[Row]) -> str:
@@ -266,7 +298,7 @@ def beginnings() -> str:
         share = mean / statistics.mean(row["curve"][-1][0] for row in alone)
         lines.append([pay, how, f"{first:.3g}", f"{figure(mean)} ({span}){missed}", f"{share:.2f}"])
     head = ["paid", "PPO", "before any step", f"environment steps to {begin.GOOD} a climb", "of those alone"]
-    return f"{table(head, lines)}\n\n{source([found])}"
+    return f"{markdown(head, lines)}\n\n{source([found])}"
 
 
 def students() -> str:
@@ -279,7 +311,7 @@ def students() -> str:
         shares = [distil.share(row) for row in rows]
         lines.append([env, *returns, f"{rows[0]['random']:.0f}", f"{min(shares):.1%} to {max(shares):.1%}"])
     head = ["environment", "teacher", "student", "its agent without a teacher", "random", "of the way to the teacher"]
-    return f"{table(head, lines)}\n\n{source([found])}"
+    return f"{markdown(head, lines)}\n\n{source([found])}"
 
 
 def from_data() -> str:
@@ -289,7 +321,7 @@ def from_data() -> str:
     for env, about in found.header["data"].items():
         halves = [f"{mean:.0f}" for mean in about["data_returns"]]
         lines.append([env, f"{about['pilot_return']:.0f}", *halves])
-    data = table(["environment", "pilot, greedy", "its half of the data", "the random half"], lines)
+    data = markdown(["environment", "pilot, greedy", "its half of the data", "the random half"], lines)
     return f"{data}\n\n{offline.documented(found.rows)}\n\n{source([found])}"
 
 
@@ -323,7 +355,7 @@ def cores() -> str:
     seeds = (
         f"The fastest and the slowest of {several} seeds; in brackets after how many steps the others were given up."
     )
-    return f"{table(head, lines)}\n\n{seeds}\n\n{source(used)}"
+    return f"{markdown(head, lines)}\n\n{seeds}\n\n{source(used)}"
 
 
 def _learnt(rows: Sequence[Row]) -> str:

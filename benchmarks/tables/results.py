@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import harness
+from benchmarks.harness import spaced
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -63,19 +64,9 @@ def source(used: Iterable[Result], verb: str = "Measured") -> str:
     return prose(f"{verb} with jaxrl {harness.versions(result.header['jaxrl'] for _, result in once)} ({names}).")
 
 
-def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines))
-
-
 def figure(x: float) -> str:
     """Return a number with three digits that count, thousands apart."""
     return spaced(round(x, 3 - len(f"{abs(x):.0f}"))) if abs(x) >= 1_000 else f"{x:.3g}"
-
-
-def spaced(x: float) -> str:
-    """Return a whole number, thousands apart."""
-    return f"{x:,.0f}".replace(",", " ")
 
 
 def prose(text: str) -> str:

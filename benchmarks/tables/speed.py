@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from benchmarks import scale
 from benchmarks.compiled import shards
+from benchmarks.harness import markdown, spaced
 from benchmarks.peers import settings
-from benchmarks.tables.results import Row, Rows, compiled_for, figure, prose, results, source, spaced, table
+from benchmarks.tables.results import Row, Rows, compiled_for, figure, prose, results, source
 from jaxrl.nn import CORES
 
 TRAINING = {
@@ -43,7 +44,7 @@ def in_short() -> str:
         for row in [rows[name]]
     ]
     head = ["", "optimisation steps a second", "environment steps a second", "learned meanwhile"]
-    return f"{table(head, lines)}\n\n{source(rows.used)}"
+    return f"{markdown(head, lines)}\n\n{source(rows.used)}"
 
 
 def training() -> str:
@@ -65,7 +66,7 @@ def training() -> str:
     ]
     head = ["", "us per optimisation step", "times its parts", "times a bare scan", "times the device"]
     head += ["environment steps a second", "plain loop takes, times"]
-    return f"{table(head, lines)}\n\n{source(rows.used)}"
+    return f"{markdown(head, lines)}\n\n{source(rows.used)}"
 
 
 def parts() -> str:
@@ -107,7 +108,7 @@ def replay() -> str:
     rows = Rows("benchmarks.run")
     cell = lambda size, name: figure(rows[f"replay {size} {name}"]["us_per_opt_step"])
     lines = [[name, *(cell(size, name) for size in ("10,000", "1,000,000"))] for name in BUFFERS]
-    return f"{table(['us', 'of 10^4', 'of 10^6'], lines)}\n\n{source(rows.used)}"
+    return f"{markdown(['us', 'of 10^4', 'of 10^6'], lines)}\n\n{source(rows.used)}"
 
 
 def actors() -> str:
@@ -119,7 +120,7 @@ def actors() -> str:
         for name, row in found.items()
     ]
     head = ["actors in", "us per optimisation step", "times the slower side alone", "learned meanwhile"]
-    return f"{table(head, lines)}\n\n{source(rows.used)}"
+    return f"{markdown(head, lines)}\n\n{source(rows.used)}"
 
 
 LIBRARIES = {
@@ -151,7 +152,7 @@ def peers(tasks: Mapping[str, str]) -> str:
             lines.append(
                 [f"{title} {version}".strip(), *(f"{row['ratio_to_ceiling']:.3g}" if row else "" for row in own)]
             )
-    return f"{table(['', *tasks.values()], lines)}\n\n{source(rows.used)}"
+    return f"{markdown(['', *tasks.values()], lines)}\n\n{source(rows.used)}"
 
 
 GPU, GPU_CORES = "H100", ("none", "mingru", "gru")
@@ -200,7 +201,7 @@ def gpu() -> str:
         f"{scan['ratio_to_none']:.1f} times as long with `mingru`, and {gru['ratio_to_none']:.1f} times with `gru`.",
     )
     used = [*beside.used, *own.used, correct, kernels, memory]
-    tables = f"{table(['', *TASKS.values()], lines)}\n\n{table([*head, 'plain loop takes, times'], trained)}"
+    tables = f"{markdown(['', *TASKS.values()], lines)}\n\n{markdown([*head, 'plain loop takes, times'], trained)}"
     return f"{tables}\n\n{prose(' '.join(sentences))}\n\n{source(used)}"
 
 
@@ -225,7 +226,7 @@ def members() -> str:
         f"To compile takes {compiling[0]:.2f} times as long for 32 members as for one, and {compiling[1]:.2f} times as "
         "long where they train together.",
     )
-    return f"{prose(' '.join(sentences))}\n\n{table(head, lines)}\n\n{source(rows.used)}"
+    return f"{prose(' '.join(sentences))}\n\n{markdown(head, lines)}\n\n{source(rows.used)}"
 
 
 def recorders() -> str:
@@ -236,7 +237,7 @@ def recorders() -> str:
     cells = lambda costs: [percent(costs, "share"), percent(costs, "own"), f"{costs['cpu_s'][1]:.2f}"]
     lines = [[name if name == "none" else f"`{name}`", *cells(ppo[name]), *cells(dqn[name])] for name in ppo]
     head = [f"{algo}: {what}" for algo in ("PPO", "DQN") for what in ("in %", "recorders, in %", "processor, in s")]
-    return f"{table(['', *head], lines)}\n\n{source([found])}"
+    return f"{markdown(['', *head], lines)}\n\n{source([found])}"
 
 
 def atari() -> str:
@@ -259,7 +260,7 @@ def atari() -> str:
     ]
     kinds = ("vector steps a second", "times as long")
     head = [f"{row['num_envs']} games: {kind}" for row in found.rows for kind in kinds]
-    return f"{table(['', *head], lines)}\n\n{source([found])}"
+    return f"{markdown(['', *head], lines)}\n\n{source([found])}"
 
 
 def spread() -> str:
@@ -278,7 +279,7 @@ def compiled() -> str:
         told += [f"{row['host_launches_per_call']}", f"{row['host_waits_per_call']}", f"{row['bytes'] / 1e6:,.1f}"]
         lines.append([f"`{case}`", *told, *(on_tpu(tpu[case]) if case in tpu else ("", ""))])
     head = ["case", "H200: kernels", "serial terms", "launches", "waits", "MB moved", *ON_TPU]
-    return f"{table(head, lines)}\n\n{source(files, 'Compiled')}"
+    return f"{markdown(head, lines)}\n\n{source(files, 'Compiled')}"
 
 
 ON_TPU = ("v5e: instructions", "thousand cycles")
@@ -301,7 +302,7 @@ def cores() -> str:
         told = [f"{ratio[core]:.2f}", f"{row['kernels_per_opt_step']:,.0f}", f"{row['bytes'] / 1e6:,.1f}"]
         lines.append([f"`{core}`", *told, *on_tpu(tpu[f"ppo-{core}"])])
     head = ["core", "CPU, times as long", "H200: kernels", "MB moved", *ON_TPU]
-    return f"{table(head, lines)}\n\n{source([measured])}\n\n{source(files, 'Compiled')}"
+    return f"{markdown(head, lines)}\n\n{source([measured])}\n\n{source(files, 'Compiled')}"
 
 
 def exchanged() -> str:
