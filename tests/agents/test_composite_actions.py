@@ -34,7 +34,6 @@ from jaxrl.training.storage.leaves import state_digest
 UNJUDGED: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True}
 ONE: dict[str, Any] = {"num_envs": 1, "rollout": 8, "epochs": 1, "minibatches": 1}
 SMALL: dict[str, Any] = {"num_envs": 4, "rollout": 8, "epochs": 1, "minibatches": 2}
-FAMILY = ("ppo", "a2c", "reinforce", "impala")
 
 
 def strategy_of(env: Any, agent: Any = None, **settings: Any) -> jaxrl.Strategy:
@@ -84,25 +83,6 @@ def test_ppo_learns_each_part_from_one_reward() -> None:
     action = GreedyPolicy(strategy.policy, jax.jit(train)(KEY))({"seen": np.arange(3)})  # type: ignore[arg-type]
     np.testing.assert_array_equal(action["move"], [0, 1, 2])
     np.testing.assert_allclose(action["aim"][0][:, 0], PLACES, atol=0.1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILY)
-def test_all_policy_gradients_take_them_with_masks_a_memory_and_squashed_actions(name: str) -> None:
-    """Forbidden moves, which pay 1000, are never taken, and what is drawn is within its bounds."""
-    settings: dict[str, Any] = {"features": (8,), "squash": True, "core": "gru", "core_features": 8}
-    strategy = strategy_of(marksman(masked=True, length=5), getattr(jaxrl, name)(**settings))
-    state, collect = jax.jit(strategy.init)(KEY), jax.jit(strategy.collect)  # type: ignore[arg-type]
-    before = strategy.policy.params(state)  # type: ignore[union-attr]
-    _, items, _ = collect(state, KEY, jnp.uint32(0))
-    assert jax.tree.map(jnp.shape, items.action) == {"aim": ((8, 4, 1), (8, 4, 2)), "move": (8, 4)}
-    mask = np.asarray(items.obs.obs["action_mask"]["move"])
-    assert np.take_along_axis(mask, np.asarray(items.action["move"])[..., None], -1).all()
-    assert (np.abs(items.action["aim"][0]) < 1).all()
-    state, metrics = jax.jit(strategy.step)(state, KEY, jnp.uint32(0))
-    assert int(metrics["skipped_updates"].count) == 0
-    after = strategy.policy.params(state)  # type: ignore[union-attr]
-    assert state_digest(before) != state_digest(after)
 
 
 @pytest.mark.slow

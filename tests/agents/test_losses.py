@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import rlax
 
-from jaxrl.agents.losses import cross_entropy, huber, munchausen, project, quantile_huber, squared
+from jaxrl.agents.losses import cross_entropy, huber, munchausen, project, quantile_huber
 
-of_huber, of_squared, of_entropy, of_quantiles = (
-    jax.jit(jax.value_and_grad(loss)) for loss in (huber, squared, cross_entropy, quantile_huber)
+of_huber, of_entropy, of_quantiles = (
+    jax.jit(jax.value_and_grad(loss)) for loss in (huber, cross_entropy, quantile_huber)
 )
 
 

@@ -1,4 +1,4 @@
-"""Recurrent SAC on sequences of replay: targets by hand, a walk step by step, memories, and where gradients end."""
+"""Recurrent SAC on sequences of replay: a walk step by step, memories, and where gradients end."""
 
 import json
 from functools import cache

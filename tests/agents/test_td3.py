@@ -12,7 +12,7 @@ from toys_draws import drawn
 
 from jaxrl.agents import td3
 from jaxrl.buffers import uniform
-from jaxrl.envs import Env, TimeStep, vectorise
+from jaxrl.envs import Env, TimeStep
 from jaxrl.errors import SettingsError
 from jaxrl.processors import n_step, one_step
 from jaxrl.spaces import Box, EnvSpec, box_bounds
@@ -277,21 +277,6 @@ def test_what_is_remembered_is_the_noise_itself_and_stands_beside_the_observatio
     assert not before[:, 0].any()
     # But for the last bit: XLA may compute the sum once for the ring and once for the next step, rounding differently.
     np.testing.assert_allclose(before[:, 1:], remembered.reshape(80, 10, 8, 2)[:, :-1], rtol=0, atol=5e-7)
-
-
-@pytest.mark.slow
-def test_evaluation_is_free_of_noise_that_lasts():
-    strategy = still(quiet)
-    params = strategy.policy.params(jax.jit(strategy.init)(KEY))
-    env, policy = vectorise(strategy.env, 4), strategy.policy
-    state, obs = env.reset(KEY)
-    carry = policy.begin(params, obs)
-    middle = np.tanh(np.asarray(params.agent.policy["params"]["Dense_0"]["bias"]))
-    for _ in range(3):
-        carry, action = policy.act(params, carry)
-        np.testing.assert_allclose(unit(action), np.broadcast_to(middle, (4, 2)), atol=1e-6)
-        state, step = env.step(state, action, KEY)
-        carry = policy.observe(params, carry, step)
 
 
 @functools.cache
