@@ -67,17 +67,3 @@ def is_allowed(space: Discrete | MultiDiscrete, mask: Array, action: Array) -> A
     begins = [sum(sizes[:i]) for i in range(len(sizes))]
     each = [jnp.take_along_axis(mask, begin + parts[:, i : i + 1], axis=1)[:, 0] for i, begin in enumerate(begins)]
     return jnp.stack(each).all(axis=0)
-
-
-def hidden_sign(actions: Any) -> Env:
-    """One step; the reward is what the privileged state says, which the rest of the observation does not."""
-    spec = EnvSpec("HiddenSign", {"privileged_state": Box(-1.0, 1.0, (1,)), "seen": Box(-1.0, 1.0, (2,))}, actions)
-
-    def reset(key: Key) -> tuple[Array, dict[str, Array]]:
-        sign = jnp.where(jax.random.bernoulli(key), 1.0, -1.0)[None]
-        return sign, {"privileged_state": sign, "seen": jnp.zeros(2)}
-
-    def step(sign: Array, action: Array, key: Key) -> tuple[Array, TimeStep]:
-        return sign, TimeStep({"privileged_state": sign, "seen": jnp.zeros(2)}, sign[0], True)
-
-    return Env(spec, reset, step)

@@ -95,22 +95,6 @@ def is_the_walk(env: jaxrl.Env) -> None:
     np.testing.assert_array_equal(steps.info["inner/place"], place)
 
 
-def learns_like_the_walk(env: jaxrl.Env) -> None:
-    """Assert that PPO and DQN learn the same in `env` as in the walk, to the bit."""
-    ppo = lambda env: jaxrl.on_policy(env, jaxrl.ppo(features=(8,)), num_envs=4, rollout=8, epochs=1, minibatches=1)
-    buffer = jaxrl.uniform(64, batch_size=8)
-    dqn = lambda env: jaxrl.off_policy(env, jaxrl.dqn(features=(8,)), buffer=buffer, num_envs=5, warmup=20)
-    for make in (ppo, dqn):
-        learnt = [_parameters(make(made)) for made in (walking(), env)]
-        jax.tree.map(np.testing.assert_array_equal, *learnt)
-
-
-def _parameters(strategy: Any) -> Any:
-    settings = {"max_opts": 8, "eval_interval": 0, "eval_episodes": 0, "recorders": [], "quiet": True}
-    state = jaxrl.Trainer(strategy, **settings).train().state
-    return jax.tree.map(np.array, strategy.policy.params(state))  # copies: another run may take the memory
-
-
 def keeps_to_its_mask(env: jaxrl.Env) -> None:
     """Of the walk whose mask forbids to go left."""
     strategy = jaxrl.on_policy(env, jaxrl.ppo(features=(4,)), num_envs=2, rollout=4, minibatches=1)

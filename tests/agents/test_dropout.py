@@ -12,7 +12,7 @@ from toys_by_hand import beside, linear, squashed
 from toys_draws import drawn
 
 import jaxrl
-from jaxrl.nn import Critic, DropoutCritic, Ensemble, forward
+from jaxrl.nn import DropoutCritic, Ensemble, forward
 
 KEY = jax.random.key(0)
 OBS = jaxrl.Box(-1.0, 1.0, (3,))
@@ -41,24 +41,6 @@ def test_the_share_is_dropped_and_the_rest_is_scaled_up_so_that_the_mean_stays()
     np.testing.assert_allclose(kept.mean() / units, 1 - rate, atol=0.01)
     np.testing.assert_allclose(out.mean(), 1.0, atol=0.015)
     np.testing.assert_allclose(out.var(), rate / (1 - rate) / units, rtol=0.25)
-
-
-def test_it_comes_before_normalisation_and_activation() -> None:
-    network = DropoutCritic(OBS, features=(WIDTH,), layer_norm=True, dropout=RATE)
-    obs = jnp.asarray(RNG.normal(size=(SIZE, 3)), jnp.float32)
-    variables = network.init(KEY, obs)
-    with drawn(bernoulli=[MASKS[0]]):
-        out, _ = forward(network, variables, obs, key=KEY)
-    np.testing.assert_allclose(out, by_hand(numbers(variables), np.asarray(obs), MASKS[0]), rtol=1e-4, atol=1e-5)
-
-
-def test_to_act_it_is_a_critic_without_dropout_of_the_same_parameters() -> None:
-    options: dict[str, Any] = {"features": (WIDTH, WIDTH), "layer_norm": True}
-    dropping, plain = DropoutCritic(OBS, dropout=0.9, **options), Critic(OBS, **options)
-    obs, action = jnp.ones((2, 3)), jnp.ones((2, 2))
-    variables = dropping.init(KEY, obs, action)
-    assert jax.tree.structure(variables) == jax.tree.structure(plain.init(KEY, obs, action))
-    np.testing.assert_array_equal(dropping.apply(variables, obs, action), plain.apply(variables, obs, action))
 
 
 def test_what_is_dropped_follows_from_the_key_and_is_each_critics_own() -> None:

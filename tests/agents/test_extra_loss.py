@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from toys_agents import KEY, begun, updated, vector_of
-from toys_sequences import BURN, WIDTH, T, batch_of, updating
 
 import jaxrl
 from jaxrl.errors import SettingsError
@@ -91,17 +90,6 @@ def test_an_entropy_bonus_may_be_given_to_an_agent_with_a_memory() -> None:
     usual, _ = trained(on_policy(core="gru", ent_coef=0.1))
     chex.assert_trees_all_close(mine, usual, rtol=1e-4, atol=1e-6)
     assert float(metrics["extra_loss"].sum) == pytest.approx(-0.1 * float(metrics["entropy"].sum), rel=1e-5)
-
-
-@pytest.mark.slow
-def test_the_penalty_of_conservative_q_learning_may_be_given_to_an_agent_with_a_memory() -> None:
-    agent = partial(jaxrl.dqn, features=(8,), core="gru", core_features=WIDTH, burn_in=BURN, sequence=T)
-    spec = DISCRETE._replace(observation_space=jaxrl.Box(-1.0, 1.0, (2,)))
-    mine, usual = (agent(**how)(spec) for how in ({"extra_loss": gap}, {"cql": 0.5}))
-    batch = batch_of(mine, jaxrl.Discrete(3))
-    after, wanted = (updating(one)(begun(one.init), batch) for one in (mine, usual))
-    found = ((state.params, metrics["loss"]) for state, metrics, _ in (after, wanted))
-    chex.assert_trees_all_close(*found, rtol=1e-4, atol=1e-6)
 
 
 def test_it_may_be_about_the_parameters() -> None:

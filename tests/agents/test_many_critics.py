@@ -12,8 +12,7 @@ from toys_by_hand import beside, linear, squashed
 from toys_draws import drawn
 
 import jaxrl
-from jaxrl.agents.critic_values import quantile_values
-from jaxrl.agents.sac import lowest_of_subset, truncated_mixture
+from jaxrl.agents.sac import lowest_of_subset
 
 KEY = jax.random.key(0)
 BOX = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (3,)), jaxrl.Box(-1.0, 1.0, (2,)))
@@ -62,21 +61,6 @@ def quantile_huber(z: np.ndarray, samples: np.ndarray) -> float:
 # --- TQC ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_mixture_has_the_quantiles_of_all_critics_in_order_without_the_largest() -> None:
-    quantiles = jnp.array([[[5.0, 1.0, 9.0]], [[2.0, 8.0, 3.0]]])  # two critics, one step
-    np.testing.assert_array_equal(truncated_mixture(1, quantiles), [[1.0, 2.0, 3.0, 5.0]])
-    np.testing.assert_array_equal(truncated_mixture(0, quantiles), [[1.0, 2.0, 3.0, 5.0, 8.0, 9.0]])
-
-
-def test_the_loss_of_quantiles_is_a_mean_over_pairs() -> None:
-    z, samples = RNG.normal(0, 2, (2, 4, 3)), RNG.normal(0, 2, (4, 5))
-    values, outputs = quantile_values(), jnp.asarray(z, jnp.float32)
-    loss, error = values.loss(outputs, values.mean(outputs, None), jnp.asarray(samples, jnp.float32))
-    by_hand = [[quantile_huber(critic[row], samples[row]) for row in range(4)] for critic in z]
-    np.testing.assert_allclose(loss, by_hand, rtol=1e-5)
-    np.testing.assert_allclose(error, samples.mean(1)[None] - z.mean(2), rtol=1e-4, atol=1e-6)
-
-
 def test_an_update_of_tqc_is_that_worked_by_hand() -> None:
     state, _, metrics = updated(**TQC, lr=0.0)
     items = five_steps().items
@@ -88,6 +72,7 @@ def test_an_update_of_tqc_is_that_worked_by_hand() -> None:
     loss = [sum(quantile_huber(critic[row], samples[row]) for critic in z) for row in range(SIZE)]
     np.testing.assert_allclose(metrics["loss"], np.mean(loss), rtol=1e-5)
     np.testing.assert_allclose(metrics["q"], z.mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["td_error"], np.abs(samples.mean(1)[None] - z.mean(2)).mean(), rtol=1e-4)
     # The policy improves the mean of all quantiles, of which none is left out.
     x, log_p = acted(state, items.obs, NOISE[0])
     value = linear(state.critic, x).mean((0, 2)) - TEMPERATURE * log_p

@@ -8,6 +8,7 @@ from toys_agents import CONTINUOUS
 import jaxrl
 
 SAME: dict[str, tuple[str, dict[str, Any]]] = {
+    "ddpg": ("td3", {"num_critics": 1, "target_noise": 0.0, "policy_interval": 1}),
     "tqc": ("sac", {"num_critics": 5, "quantiles": 25, "critic_features": (512, 512, 512)}),
     "redq": ("sac", {"num_critics": 10, "critic_subset": 2, "policy_interval": 20}),
     "droq": ("sac", {"critic_subset": 2, "policy_interval": 20, "layer_norm": True, "dropout": 0.01}),

@@ -10,8 +10,7 @@ from toys_draws import drawn
 
 from jaxrl.agents import awac, bc, cql, cql_dqn, dqn, edac, iql, rebrac, sac, td3, td3_bc
 from jaxrl.agents.critics import similarity
-from jaxrl.agents.losses import advantage_weight, conservative_gap, expectile_loss
-from jaxrl.agents.td3 import value_weight
+from jaxrl.agents.losses import advantage_weight, expectile_loss
 from jaxrl.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from jaxrl.types import NextAction
 
@@ -39,19 +38,6 @@ def test_the_loss_of_an_expectile_is_that_worked_by_hand(error, loss):
 )
 def test_weights_are_exponential_in_the_advantage_up_to_the_most(advantage, weight):
     np.testing.assert_allclose(advantage_weight(jnp.float32(advantage), 3.0, 100.0), weight, rtol=1e-5)
-
-
-def test_the_conservative_gap_is_that_worked_by_hand():
-    q = jnp.array([0.0, np.log(3.0), 1.0])
-    np.testing.assert_allclose(conservative_gap(q, jnp.zeros(3), q[2]), np.log(1 + 3 + np.e) - 1, rtol=1e-6)
-    # Four actions drawn uniformly from a segment of length 2 estimate the logarithm of the integral of exp(q).
-    flat = conservative_gap(jnp.zeros(4), jnp.full(4, -np.log(2) + np.log(4)), jnp.float32(0))
-    np.testing.assert_allclose(flat, np.log(2), rtol=1e-6)
-
-
-def test_values_weigh_alpha_over_their_mean_size():
-    q, weight = jnp.array([3.0, -5.0, 100.0]), jnp.array([1.0, 1.0, 0.0])
-    np.testing.assert_allclose(value_weight(q, weight, jnp.float32(2.5)), 2.5 / 4, rtol=1e-6)
 
 
 similarity_and_slope = jax.jit(jax.value_and_grad(lambda x: similarity(x).sum()))

@@ -72,13 +72,6 @@ def test_where_nothing_is_named_kernel_matrices_decay() -> None:
     assert after["b"].tolist() == [1.0, 1.0]
 
 
-def test_a_strategy_tells_them() -> None:
-    agent = jaxrl.ppo(optimizer="adamw", optimizer_eps=1e-5, optimizer_b2=0.99, weight_decay=0.01, features=(8,))
-    strategy = jaxrl.on_policy(jaxrl.make_env("CartPole-v1"), agent, num_envs=4, rollout=8)
-    assert strategy.info.settings is not None
-    assert strategy.info.settings["agent"]["weight_decay"] == 0.01
-
-
 @pytest.mark.parametrize(
     ("make", "other", "left"),
     [

@@ -69,16 +69,6 @@ def test_an_agent_learns_with_networks_made_in_python(name):
     assert np.isfinite(metrics["loss"])
 
 
-@pytest.mark.slow
-def test_critics_of_ones_own_are_several_each_with_parameters_of_its_own():
-    agent = jaxrl.sac(num_critics=3, **critic)(CONTINUOUS)
-    kernels = agent.init(KEY).critic["params"]["mine"]["kernel"]
-    assert kernels.shape == (3, 3 + 2, 5)
-    assert len(np.unique(kernels[:, 0, 0])) == 3
-    assert agent.info.custom == ("make_critic",)  # the policy is that of the settings
-    assert "MLP_0" in begun(agent.init).policy["params"]
-
-
 def test_a_network_of_ones_own_acts():
     agent = jaxrl.dqn(**values)(DISCRETE)
     state = begun(agent.init)

@@ -1,4 +1,4 @@
-"""Recurrent SAC on sequences of replay: targets by hand, a walk step by step, memories, and where gradients end."""
+"""Recurrent SAC on sequences of replay: a walk step by step, memories, and where gradients end."""
 
 import json
 from functools import cache
@@ -29,8 +29,6 @@ from toys_sequences import (
 
 import jaxrl
 from jaxrl.agents import Agent
-from jaxrl.agents.critics import Bootstrap
-from jaxrl.agents.sequences import sequence_targets
 from jaxrl.distributions import make_head
 from jaxrl.errors import SettingsError
 from jaxrl.nn import Core, Critic, PolicyNetwork, Recurrent
@@ -44,22 +42,6 @@ SPECS = {
     "continuous": EnvSpec("Toy", OBS, Box((-2.0, 0.0), (4.0, 0.5), (2,))),
 }
 CRITICS, STEPS, TEMPERATURE = 2, 3, 0.5
-
-
-def test_a_return_adds_the_entropies_between_and_ends_where_an_episode_does() -> None:
-    """Four steps of rewards 1, 2, 4, 8, discount 1/2 and successors worth 16, of which the entropy is 4.
-
-    The third begins an episode: the second was cut off by a time limit. The step in the burn-in counts for nothing.
-    """
-    begins = np.array([[False, False, False, True, False]])
-    ends = np.array([[False, False, True, False, False]])
-    obs = RecurrentObs(*(np.zeros((1, 5, width), np.float32) for width in (2, WIDTH)))
-    items = Transition(obs, begins, begins, begins, obs, (), np.ones((1, 5), np.float32), begins, ends)
-    config = jaxrl.agents.SACConfig(core="gru", burn_in=1, sequence=4, n_step=2)
-    reward, half = np.array([1, 2, 4, 8], np.float32), np.full(4, 0.5, np.float32)
-    after = jax.jit(lambda *given: sequence_targets(*given, config))(Bootstrap(reward + 2, half, 24 * half), items)
-    # 1 + (4 + 2 + 16 / 2) / 2 over two steps; 2 + 16 / 2 up to the end; then 4 + (4 + 8 + 16 / 2) / 2, and 8 + 16 / 2.
-    np.testing.assert_array_equal(after.reward + after.discount * after.value, [8.0, 10.0, 14.0, 16.0])
 
 
 # --- an update against the same worked out step by step ----------------------------------------------------------

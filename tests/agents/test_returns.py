@@ -1,7 +1,5 @@
 """The equations of returns, worked by hand and against RLax, with ends and cuts of episodes."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,16 +16,10 @@ def on_device(*columns):
     return [jnp.asarray(x, bool if x.dtype == bool else jnp.float32) for x in columns]
 
 
-def three_steps(terminated=None, truncated=None, successor=None):
-    """Rewards 1, 2, 4 and values 8, 4, 2, with 6 behind the end; row `truncated` has a true successor of its own."""
-    v_tm1, v_t = np.array([8.0, 4.0, 2.0]), np.array([4.0, 2.0, 6.0])
-    time = np.arange(3)
-    if truncated is not None:
-        v_t[truncated] = successor
-    discount = np.where(time == terminated, 0.0, GAMMA)
-    last = (time == terminated) | (time == truncated)
-    reward = np.array([1.0, 2.0, 4.0])
-    return on_device(reward, discount, last, v_tm1, v_t)
+def three_steps(last=None):
+    """Rewards 1, 2, 4 and values 8, 4, 2, with 6 behind the end; row `last`, if any, is the last of an episode."""
+    rows = [1.0, 2.0, 4.0], [GAMMA] * 3, np.arange(3) == last, [8.0, 4.0, 2.0], [4.0, 2.0, 6.0]
+    return on_device(*map(np.asarray, rows))
 
 
 def returns_of(reward, discount, last, v_tm1, v_t, lambda_):
@@ -47,53 +39,9 @@ def returns(rows, lambda_):
 
 # --- by hand ----------------------------------------------------------------------------------------------------
 
-NO_END, TERMINATED, TERMINATED_LAST = {}, {"terminated": 1}, {"terminated": 2}
-CUT, CUT_LAST = {"truncated": 1, "successor": 16}, {"truncated": 2, "successor": 32}
-
-
-@pytest.mark.parametrize(
-    ("kind", "errors", "passed"),
-    [
-        (NO_END, (1 + 0.5 * 4 - 8, 2 + 0.5 * 2 - 4, 4 + 0.5 * 6 - 2), (1, 1)),
-        # Neither the value of what follows nor the reward of step 2 reaches steps 0 and 1.
-        (TERMINATED, (1 + 0.5 * 4 - 8, 2 - 4, 4 + 0.5 * 6 - 2), (1, 0)),
-        # Step 1 is cut in a state worth 16, and step 2 begins another episode in one worth 2.
-        (CUT, (1 + 0.5 * 4 - 8, 2 + 0.5 * 16 - 4, 4 + 0.5 * 6 - 2), (1, 0)),
-        (TERMINATED_LAST, (1 + 0.5 * 4 - 8, 2 + 0.5 * 2 - 4, 4 - 2), (1, 1)),
-        (CUT_LAST, (1 + 0.5 * 4 - 8, 2 + 0.5 * 2 - 4, 4 + 0.5 * 32 - 2), (1, 1)),
-    ],
-)
-def test_advantages_are_those_worked_by_hand(kind, errors, passed):
-    """An advantage is the error of its step, and what is passed on of the next one: `gamma * lambda`, or nothing."""
-    for lambda_ in (0.0, 0.5, 1.0):
-        third = errors[2]
-        second = errors[1] + 0.5 * lambda_ * passed[1] * third
-        first = errors[0] + 0.5 * lambda_ * passed[0] * second
-        assert advantages(three_steps(**kind), lambda_) == [first, second, third]
-
-
-@pytest.mark.parametrize(
-    ("kind", "lambda_", "wanted"),
-    [
-        # From the last: 4 + 6 / 2 = 7; 2 + (2 + 7) / 4 = 4.25; 1 + (4 + 4.25) / 4 = 3.0625.
-        (NO_END, 0.5, [3.0625, 4.25, 7]),
-        (TERMINATED, 0.5, [1 + 0.25 * (4 + 2), 2, 7]),
-        (CUT, 0.5, [1 + 0.25 * (4 + 10), 2 + 0.5 * 16, 7]),
-        (TERMINATED_LAST, 0.5, [1 + 0.25 * (4 + 3.5), 2 + 0.25 * (2 + 4), 4]),
-        (CUT_LAST, 0.5, [1 + 0.25 * (4 + 7.5), 2 + 0.25 * (2 + 20), 4 + 0.5 * 32]),
-        # The target of one step, and the discounted sum of rewards.
-        (CUT, 0.0, [1 + 0.5 * 4, 2 + 0.5 * 16, 4 + 0.5 * 6]),
-        (NO_END, 1.0, [1 + 0.5 * 2 + 0.25 * 4 + 0.125 * 6, 2 + 0.5 * 4 + 0.25 * 6, 4 + 0.5 * 6]),
-        (TERMINATED_LAST, 1.0, [1 + 0.5 * 2 + 0.25 * 4, 2 + 0.5 * 4, 4]),
-        (CUT, 1.0, [1 + 0.5 * 2 + 0.25 * 16, 2 + 0.5 * 16, 4 + 0.5 * 6]),
-    ],
-)
-def test_returns_are_those_worked_by_hand(kind, lambda_, wanted):
-    assert returns(three_steps(**kind), lambda_) == wanted
-
 
 def test_the_end_of_a_rollout_is_a_truncation():
-    going_on, cut = three_steps(), three_steps(truncated=2, successor=6)
+    going_on, cut = three_steps(), three_steps(last=2)
     assert advantages(going_on, 0.5) == advantages(cut, 0.5)
     assert returns(going_on, 0.5) == returns(cut, 0.5)
 
@@ -157,16 +105,6 @@ def test_ends_of_both_kinds_agree_with_rlax_on_each_episode_apart(name):
     assert np.abs(expected - theirs(rows, 1.0)).max() > 0.1
 
 
-@pytest.mark.parametrize("name", EQUATIONS)
-def test_environments_side_by_side_are_as_each_alone(name):
-    alone = [random_rows(seed) for seed in range(3)]
-    together = [jnp.stack(column, axis=1) for column in zip(*alone, strict=True)]
-    out = jax.jit(jax.vmap(partial(EQUATIONS[name][0], lambda_=0.9), in_axes=1, out_axes=1))(*together)
-    assert out.shape == (STEPS, 3)
-    for i, rows in enumerate(alone):
-        np.testing.assert_allclose(out[:, i], compiled[name](*rows, 0.9), rtol=1e-6, atol=1e-6)
-
-
 # --- V-trace ------------------------------------------------------------------------------------------------------
 
 v_trace = jax.jit(vtrace)
@@ -177,17 +115,6 @@ def traced(rows, rho, lambda_=1.0, rho_clip=1.0, c_clip=1.0):
     return [x.tolist() for x in v_trace(*rows, jnp.asarray(rho, jnp.float32), lambda_, rho_clip, c_clip)]
 
 
-def test_v_trace_is_that_worked_by_hand():
-    """Errors are -5, -1 and 5; the first ratio counts as 1, the second passes on and takes half."""
-    third = 5
-    second = 0.5 * -1 + 0.5 * 0.5 * third
-    first = 1 * -5 + 0.5 * 1 * second
-    assert (first, second) == (-4.625, 0.75)
-    target, advantage = traced(three_steps(), [2.0, 0.5, 1.0])
-    assert target == [8 + first, 4 + second, 2 + third]
-    assert advantage == [1 + 0.5 * target[1] - 8, 2 + 0.5 * target[2] - 4, 4 + 0.5 * 6 - 2]
-
-
 def test_each_bound_of_v_trace_is_on_its_own_ratio():
     """Errors are weighted up to 2, and passed back up to 0.5."""
     third = 2 * 5
@@ -195,32 +122,6 @@ def test_each_bound_of_v_trace_is_on_its_own_ratio():
     first = 1 * -5 + 0.5 * 0.5 * second
     target, _ = traced(three_steps(), [1.0, 4.0, 4.0], rho_clip=2.0, c_clip=0.5)
     assert target == [8 + first, 4 + second, 2 + third] == [3.125, 4.5, 12]
-
-
-def test_with_lambda_v_trace_passes_back_less_and_bootstraps_from_the_value_as_well():
-    third = 0.5 * 5
-    second = 1 * -1 + 0.5 * 0.5 * third
-    first = 1 * -5 + 0.5 * 0.5 * second
-    target, advantage = traced(three_steps(), [1.0, 1.0, 0.5], lambda_=0.5)
-    assert target == [8 + first, 4 + second, 2 + third]
-    later = [0.5 * target[1] + 0.5 * 4, 0.5 * target[2] + 0.5 * 2, 6]
-    assert advantage == [1 + 0.5 * later[0] - 8, 2 + 0.5 * later[1] - 4, 4 + 0.5 * later[2] - 2]
-
-
-@pytest.mark.parametrize(("kind", "error", "bootstrap"), [(TERMINATED, 2 - 4, 0), (CUT, 2 + 8 - 4, 8)])
-def test_v_trace_passes_nothing_over_an_end_and_bootstraps_a_cut_from_the_true_successor(kind, error, bootstrap):
-    second = 0.5 * error
-    first = -5 + 0.5 * second
-    target, advantage = traced(three_steps(**kind), [1.0, 0.5, 8.0])
-    assert target == [8 + first, 4 + second, 2 + 5]
-    assert advantage == [1 + 0.5 * target[1] - 8, 2 + bootstrap - 4, 5]
-
-
-def test_on_policy_v_trace_is_the_lambda_return_and_gae():
-    rows = random_rows(6)
-    target, advantage = v_trace(*rows, jnp.ones(STEPS), 0.7, 1.0, 1.0)
-    np.testing.assert_allclose(target, compiled["returns"](*rows, 0.7), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(advantage, compiled["gae"](*rows, 0.7), rtol=1e-5, atol=1e-5)
 
 
 def test_ratios_beyond_the_bounds_count_as_the_bounds_and_a_ratio_of_0_leaves_the_value():

@@ -1,4 +1,4 @@
-"""Schedules: values worked by hand, every way to ask for one, and runs that follow them."""
+"""Schedules: values worked by hand, and every way to ask for one."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from jaxrl.agents.schedules import Schedule, follow, read_schedule
 from jaxrl.cli.config import parse
 from jaxrl.errors import SettingsError
 from jaxrl.strategies.population import with_values
-from jaxrl.training.storage.leaves import state_digest
 
 SPEC = jaxrl.EnvSpec("Toy", jaxrl.Box(-1.0, 1.0, (1,)), jaxrl.Discrete(2))
 
@@ -70,23 +69,6 @@ def test_the_last_word_counts() -> None:
     assert started["schedules"] == ("epsilon_start=constant(0.5)",)
 
 
-@pytest.mark.slow
-def test_epsilon_is_that_of_the_moment() -> None:
-    agent = follow(jaxrl.dqn(schedules=["epsilon=linear(1,0,100)"], features=(4,))(SPEC))
-    state = agent.init(jax.random.key(0))
-    obs = jnp.zeros((10_000, 1))
-
-    @jax.jit
-    def share(opt_step: jax.Array) -> jax.Array:
-        """How often an action was not the greedy one: half as often as a random one was taken."""
-        greedy = agent.act(state, obs, None, opt_step, "exploit")[0]
-        return jnp.mean(agent.act(state, obs, jax.random.key(1), opt_step, "explore")[0] != greedy)
-
-    found = [float(share(jnp.uint32(t))) for t in (0, 50, 90, 100)]
-    np.testing.assert_allclose(found, [0.5, 0.25, 0.05, 0.0], atol=0.02)  # four deviations
-    assert found[-1] == 0.0
-
-
 def small(**settings: Any) -> jaxrl.Strategy:
     agent = jaxrl.dqn(features=(8,), **settings)
     return jaxrl.off_policy(
@@ -97,26 +79,6 @@ def small(**settings: Any) -> jaxrl.Strategy:
         opt_interval=2,
         warmup=20,
     )
-
-
-RUN: dict[str, Any] = {
-    "eval_interval": 0,
-    "eval_episodes": 0,
-    "record_interval": 10,
-    "save_interval": 10,
-    "quiet": True,
-}
-
-
-@pytest.mark.slow
-def test_a_run_follows_it_tells_it_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    strategy, rows = small(lr=jaxrl.linear(1e-2, 0, 20, warmup=10)), jaxrl.MemoryRecorder()
-    whole = jaxrl.Trainer(strategy, max_opts=40, recorders=[rows], **RUN).train()
-    told = [row["lr"] for row in rows.rows if row["kind"] == "train"]
-    np.testing.assert_allclose(told, [4.5e-3, 7.75e-3, 2.75e-3, 0.0], rtol=1e-5)  # means over ten steps
-    jaxrl.Trainer(strategy, max_opts=20, run_dir=str(tmp_path / "run"), **RUN).train()
-    resumed = jaxrl.Trainer(strategy, max_opts=40, resume=str(tmp_path / "run"), **RUN).train()
-    assert state_digest(resumed.state) == state_digest(whole.state)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Recurrent DQN on sequences of replay: targets worked by hand, the memory of acting, and where gradients end."""
+"""Recurrent DQN on sequences of replay: errors found by a walk, the memory of acting, and where gradients end."""
 
 from functools import cache, partial
 from typing import Any
@@ -25,80 +25,30 @@ from toys_sequences import (
 )
 
 import jaxrl
-from jaxrl.agents import Agent, DQNConfig
+from jaxrl.agents import Agent
 from jaxrl.agents.returns import n_step_return
-from jaxrl.agents.sequences import sequence_priorities, sequence_targets
-from jaxrl.agents.values import BootstrapTarget
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import Box, Discrete, EnvSpec
-from jaxrl.types import Batch, RecurrentObs, Transition
+from jaxrl.types import Batch, RecurrentObs
 
 SPEC = EnvSpec("Toy", Box(-1.0, 1.0, (2,)), Discrete(3))
 
 # --- returns within a sequence, by hand -------------------------------------------------------------------------
 
-NONE = (False,) * 5
-
 
 @pytest.mark.parametrize(
-    ("n", "discount", "last", "wanted"),
+    ("n", "discount", "wanted"),
     [
-        (1, (0.5,) * 5, NONE, ((1, 2, 4, 8, 16), (0.5,) * 5, (0, 1, 2, 3, 4))),
-        # 1 + 2 / 2 + 4 / 4 = 3, and so on; the last two run into the end of the sequence.
-        (3, (0.5,) * 5, NONE, ((3, 6, 12, 16, 16), (0.125, 0.125, 0.125, 0.25, 0.5), (2, 3, 4, 4, 4))),
-        # Terminated at the second step: nothing follows. Nothing of the next episode counts.
-        (
-            3,
-            (0.5, 0.0, 0.5, 0.5, 0.5),
-            (False, True, False, False, False),
-            ((2, 2, 12, 16, 16), (0, 0, 0.125, 0.25, 0.5), (1, 1, 4, 4, 4)),
-        ),
-        # Truncated there: what follows is the successor of that very step, discounted as far as it is away.
-        (
-            3,
-            (0.5,) * 5,
-            (False, True, False, False, False),
-            ((2, 2, 12, 16, 16), (0.25, 0.5, 0.125, 0.25, 0.5), (1, 1, 4, 4, 4)),
-        ),
-        (9, (1.0,) * 5, NONE, ((31, 30, 28, 24, 16), (1,) * 5, (4,) * 5)),
+        (1, 0.5, ((1, 2, 4, 8, 16), (0.5,) * 5, (0, 1, 2, 3, 4))),
+        (9, 1.0, ((31, 30, 28, 24, 16), (1,) * 5, (4,) * 5)),
     ],
-    ids=["one step", "three steps", "terminated", "truncated", "longer than the sequence"],
+    ids=["one step", "longer than the sequence"],
 )
-def test_returns_over_several_steps(n: int, discount: Any, last: Any, wanted: Any) -> None:
+def test_returns_over_several_steps(n: int, discount: float, wanted: Any) -> None:
     reward = np.array([1, 2, 4, 8, 16], np.float32)
-    made = jax.jit(n_step_return, static_argnums=3)(reward, np.array(discount, np.float32), np.array(last), n)
+    made = jax.jit(n_step_return, static_argnums=3)(reward, np.full(5, discount, np.float32), np.zeros(5, bool), n)
     for part, values in zip(made, wanted, strict=True):
         np.testing.assert_array_equal(part, values)
-
-
-def items_of(begins: Any, weight: Any, **leaves: Any) -> Transition:
-    """Return sequences of which only what is given matters."""
-    begins, weight = np.asarray(begins, bool), np.asarray(weight, np.float32)
-    obs = RecurrentObs(*(np.zeros((*begins.shape, width), np.float32) for width in (2, WIDTH)))
-    ends = np.concatenate([begins[:, 1:], np.zeros_like(begins[:, :1])], axis=1)
-    fields = {"action": np.zeros(begins.shape, np.int32), "reward": weight, "discount": weight, **leaves}
-    return Transition(obs, next_obs=obs, weight=weight, is_first=begins, is_last=ends, **fields)
-
-
-def test_targets_of_a_sequence_leave_out_the_burn_in_and_never_cross_an_end() -> None:
-    """Two steps of burn-in; then a truncation at the second of four, and in the other sequence an invalid third."""
-    begins = [[1, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0]]
-    weight = [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1]]
-    config = DQNConfig(core="gru", burn_in=2, sequence=4, n_step=3)
-    ones, out = np.ones((8, 1), np.float32), np.arange(8, dtype=np.float32)  # numbers the successors of the eight
-    reward = np.array([1, 2, 4, 8] * 2, np.float32)
-    after = BootstrapTarget(reward, ones[:, 0] / 2, out[:, None, None], ones, 0 * ones)
-    made = jax.jit(lambda *given: sequence_targets(*given, config))(after, items_of(begins, weight))
-    # First: 1 + 2 / 2, 2, 4 + 8 / 2, 8. Second: the same, for a return ends before a step that must not be learnt from.
-    np.testing.assert_array_equal(made.reward, [2, 2, 8, 8] * 2)
-    np.testing.assert_array_equal(made.discount, [0.25, 0.5, 0.25, 0.5] * 2)
-    np.testing.assert_array_equal(made.out[:, 0, 0], [1, 1, 3, 3, 5, 5, 7, 7])
-
-
-def test_a_priority_is_the_mix_of_the_largest_error_and_the_mean() -> None:
-    errors = np.array([1, 2, 6, 0, 0, 3], np.float32)
-    made = jax.jit(sequence_priorities, static_argnums=(1, 2))(errors, 2, 0.9)
-    np.testing.assert_allclose(made, [0.9 * 6 + 0.1 * 3, 0.9 * 3 + 0.1 * 1], rtol=1e-6)
 
 
 # --- an update against the same worked out step by step ----------------------------------------------------------

@@ -1,4 +1,4 @@
-"""TD3 and DDPG: targets and moves in NumPy, on linear networks; when they move; and how they explore."""
+"""TD3: targets and moves in NumPy, on linear networks; when they move; and how they explore."""
 
 import functools
 
@@ -10,9 +10,9 @@ from toys_agents import acting, begun, drawn_anew, equal, retuned, six_steps, ve
 from toys_by_hand import beside, linear, numbers
 from toys_draws import drawn
 
-from jaxrl.agents import ddpg, td3
+from jaxrl.agents import td3
 from jaxrl.buffers import uniform
-from jaxrl.envs import Env, TimeStep, vectorise
+from jaxrl.envs import Env, TimeStep
 from jaxrl.errors import SettingsError
 from jaxrl.processors import n_step, one_step
 from jaxrl.spaces import Box, EnvSpec, box_bounds
@@ -22,27 +22,26 @@ from jaxrl.types import RecurrentObs
 KEY = jax.random.key(0)
 OBS = Box(-1.0, 1.0, (3,))
 SPEC = EnvSpec("Toy", OBS, Box((-2.0, 0.0), (4.0, 0.5), (2,)))
-MAKERS = {"td3": td3, "ddpg": ddpg}
 SIZE = 6
 LR, POLICY_LR, TAU = 0.25, 0.125, 0.25
 
 
 @functools.cache
-def agent_of(name="td3", **settings):
+def agent_of(**settings):
     """Make an agent with linear networks and plain gradient descent, all of which can be said again in NumPy."""
     plain = {"features": (), "optimizer": "sgd", "lr": LR, "policy_lr": POLICY_LR, "tau": TAU}
-    return MAKERS[name](**{**plain, **settings})(SPEC)
+    return td3(**{**plain, **settings})(SPEC)
 
 
 @functools.cache
-def step_of(name="td3", **settings):
-    return jax.jit(agent_of(name, **settings).update)
+def step_of(**settings):
+    return jax.jit(agent_of(**settings).update)
 
 
 @functools.cache
-def beginning(name="td3", **settings):
+def beginning(**settings):
     """Return a state whose targets are not the networks, and whose parameters are all drawn anew."""
-    return drawn_anew(agent_of(name, **settings), "policy", "critic", "target_policy", "target_critic")
+    return drawn_anew(agent_of(**settings), "policy", "critic", "target_policy", "target_critic")
 
 
 WEIGHT, IMPORTANCE = np.array([1.0, 1.0, 0.0, 1.0, 1.0, 1.0]), np.array([1.0, 0.5, 0.7, 0.2, 1.0, 0.9])
@@ -55,9 +54,9 @@ def batch_of():
 NOISE = jnp.asarray(np.random.default_rng(2).normal(0, 2, (SIZE, 2)), jnp.float32)
 
 
-def update(state, batch, opt_step=0, name="td3", **settings):
+def update(state, batch, opt_step=0, **settings):
     with drawn(normal=[NOISE]):
-        return step_of(name, **settings)(state, batch, KEY, jnp.uint32(opt_step))
+        return step_of(**settings)(state, batch, KEY, jnp.uint32(opt_step))
 
 
 # --- the same in NumPy --------------------------------------------------------------------------------------------
@@ -147,21 +146,6 @@ def test_moments_of_the_policys_optimizer_wait_with_it():
     second, _, _ = step(first, batch_of(), KEY, jnp.uint32(1))
     counts = [int(part[0].count) for part in (second.opt_state.policy, second.opt_state.critic)]
     assert counts == [1, 2]
-
-
-def test_ddpg_is_td3_with_one_critic_no_blur_and_a_policy_that_moves_each_step():
-    """Bit for bit, and with a target worked by hand."""
-    settings = {"num_critics": 1, "target_noise": 0.0, "policy_interval": 1}
-    by_name, by_settings, batch = beginning("ddpg"), beginning("td3", **settings), batch_of()
-    assert equal(by_name, by_settings)
-    first, metrics, priorities = update(by_name, batch, 0, "ddpg")
-    assert equal((first, metrics, priorities), update(by_settings, batch, 0, **settings))
-    assert not any(equal(getattr(first, part), getattr(by_name, part)) for part in LATE)
-    q, _ = judged(numbers(by_name.critic), batch.items.obs, unit(batch.items.action))
-    assert q.shape == (1, SIZE)
-    target, _, _ = target_by_hand(by_name, batch.items, 0.0, 0.5)
-    np.testing.assert_allclose(priorities, WEIGHT * np.abs(target - q[0]), rtol=1e-4, atol=1e-6)
-    assert agent_of("ddpg").name == "ddpg"
 
 
 def conditions(program, *args):
@@ -293,21 +277,6 @@ def test_what_is_remembered_is_the_noise_itself_and_stands_beside_the_observatio
     assert not before[:, 0].any()
     # But for the last bit: XLA may compute the sum once for the ring and once for the next step, rounding differently.
     np.testing.assert_allclose(before[:, 1:], remembered.reshape(80, 10, 8, 2)[:, :-1], rtol=0, atol=5e-7)
-
-
-@pytest.mark.slow
-def test_evaluation_is_free_of_noise_that_lasts():
-    strategy = still(quiet)
-    params = strategy.policy.params(jax.jit(strategy.init)(KEY))
-    env, policy = vectorise(strategy.env, 4), strategy.policy
-    state, obs = env.reset(KEY)
-    carry = policy.begin(params, obs)
-    middle = np.tanh(np.asarray(params.agent.policy["params"]["Dense_0"]["bias"]))
-    for _ in range(3):
-        carry, action = policy.act(params, carry)
-        np.testing.assert_allclose(unit(action), np.broadcast_to(middle, (4, 2)), atol=1e-6)
-        state, step = env.step(state, action, KEY)
-        carry = policy.observe(params, carry, step)
 
 
 @functools.cache

@@ -218,19 +218,6 @@ def test_the_priority_of_c51_is_0_where_the_prediction_is_its_target(steps):
     assert loss.min() > 0.1
 
 
-def test_what_is_terminal_is_the_reward_alone(steps):
-    out_tm1, _, _, action, _, _ = steps
-    ended = jnp.full(ROWS, 1.2), jnp.zeros(ROWS)
-    for values in (C51, QUANTILES):
-        one, other = (judged(values, out_tm1, out, out, action, *ended) for out in steps[1:3])
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    # The support has 1.2: all of the target lies there, and the divergence is that of one outcome.
-    loss, priority = judged(C51, out_tm1, out_tm1, out_tm1, action, *ended)
-    place = int(np.argmin(np.abs(SUPPORT - 1.2)))
-    np.testing.assert_allclose(loss, -jax.nn.log_softmax(out_tm1)[jnp.arange(ROWS), action, place], atol=1e-4)
-    np.testing.assert_allclose(priority, loss, atol=1e-4)
-
-
 # --- a policy that is not greedy --------------------------------------------------------------------------------
 
 

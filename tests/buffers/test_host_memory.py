@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import pytest
 from toys_beside import QUIET
-from toys_session import SPEC, Script, digest, drive
 from toys_steps import summing
 
 import jaxrl
@@ -150,18 +149,3 @@ def test_another_memory_is_refused_and_so_are_shards_of_it() -> None:
     env, buffer = jaxrl.make_env("CartPole-v1"), jaxrl.uniform(400, batch_size=16, memory="host")
     with pytest.raises(jaxrl.SettingsError, match=r"^buffer.memory is host, where replay cannot be divided"):
         jaxrl.off_policy(env, jaxrl.dqn(), buffer=buffer, num_envs=4, opt_interval=4, shards=2)
-
-
-# Slow: every day, sessions learn from replay of the device, and trainers from that of the host.
-@pytest.mark.slow
-def test_a_session_learns_from_it() -> None:
-    digests = []
-    for where in ("device", "host"):
-        ring = jaxrl.uniform(200, batch_size=8, memory=where)
-        settings = {"num_envs": 2, "opt_interval": 4, "warmup": 20, "max_opts": 1_000, "save_interval": 0}
-        session = jaxrl.Session(SPEC, summing, buffer=ring, processor=jaxrl.one_step(), **settings)
-        drive(session, Script(), 40)
-        digests.append(digest(session))
-        session.close()
-    assert session.opt_steps > 0
-    assert digests[0] == digests[1]

@@ -16,7 +16,6 @@ from toys_objects import (
     is_refused_by_the_command_line,
     is_the_walk,
     keeps_to_its_mask,
-    learns_like_the_walk,
     random_actions,
     walked,
     walking,
@@ -54,12 +53,6 @@ def test_the_walk_is_the_same_to_the_bit(name: str) -> None:
     env = adapted(name, toys_of(name).Walk())
     assert env.spec.name == "Walk"
     is_the_walk(env)
-
-
-@pytest.mark.slow
-@both
-def test_what_is_learnt_is_the_same_to_the_bit(name: str) -> None:
-    learns_like_the_walk(adapted(name, toys_of(name).Walk()))
 
 
 @both

@@ -146,14 +146,6 @@ ARGS = ("ppo", *SMALL, "--eval-interval", "2", "--eval-episodes", "2", "--save-i
 
 
 @pytest.mark.slow
-def test_a_run_keeps_what_was_chosen(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert train.main([*ARGS, "--max-opts", "2", "--resets", "pool", "--run-dir", str(run)]) == 0
-    assert yaml.safe_load((run / "config.yaml").read_text())["resets"] == "pool:8"
-    assert train.main(["--resume", str(run), "--max-opts", "4"]) == 0
-
-
-@pytest.mark.slow
 def test_a_run_from_before_goes_on_with_fresh_resets(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train.main([*ARGS, "--max-opts", "2", "--run-dir", str(run)]) == 0

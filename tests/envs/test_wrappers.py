@@ -1,7 +1,5 @@
 """Wrappers, on an environment whose numbers are known in advance."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -190,19 +188,3 @@ def test_an_environment_by_name_is_wrapped_by_name() -> None:
 def test_what_is_no_wrapper_is_refused(wrap: Any, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         jaxrl.make_env("CartPole-v1", wrap=wrap)
-
-
-@pytest.mark.slow
-def test_a_run_in_a_wrapped_environment_is_rebuilt_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from jaxrl import evaluate, train
-
-    run = str(tmp_path / "run")
-    length = ["--max-opts", "20", "--warmup", "50", "--eval-interval", "20", "--save-interval", "20"]
-    wrap = ["--env-args", "wrap", "[action_repeat:2,time]", "max_steps_in_episode", "40"]
-    assert not train.main(["dqn", *length, *wrap, "--run-dir", run, "--agent.features", "8"])
-    capsys.readouterr()
-    assert not evaluate.main([run, "--episodes", "4", "--json"])
-    told = json.loads(capsys.readouterr().out)
-    # Twenty repeats of two, unless the pole falls before; CartPole pays 1 for each step inside.
-    assert told["lengths"]["max"] <= 20
-    assert 2 * told["lengths"]["mean"] - 1 <= told["returns"]["mean"] <= 2 * told["lengths"]["mean"]

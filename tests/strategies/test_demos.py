@@ -74,17 +74,6 @@ def test_demonstrations_follow_a_discount_that_changes() -> None:
     assert same_bits(after.buffer.ring, state.buffer.ring)
 
 
-# Slow: every day it is the test above, and runs without replay in `tests/training/test_without_replay.py`.
-@pytest.mark.slow
-def test_a_run_saved_without_replay_goes_on_with_them_under_another_discount(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True, "save_replay": False}
-    run = str(tmp_path / "run")
-    jaxrl.Trainer(opening(shown()), max_opts=2, run_dir=run, **settings).train()
-    other = opening(shown(), processor=jaxrl.n_step(1, 0.5))
-    state = jaxrl.Trainer(other, max_opts=4, resume=run, allow_changes=True, **settings).train().state
-    assert np.unique(np.asarray(state.buffer.demos.items.discount)).tolist() == [0, 0.5]
-
-
 @pytest.mark.parametrize(("share", "batch"), [(0.5, 32), (0.2, 20), (0.75, 64), (1e-6, 17)])
 def test_the_share_is_that_of_the_whole_batch(share: float, batch: int) -> None:
     strategy = opening(shown(9), demo_share=share)

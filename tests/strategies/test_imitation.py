@@ -401,10 +401,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: jaxrl.Session(locks.lock(LENGTH).spec, RISING),
         "imitation_coef is set, but a session has no demonstrations; set it to 0",
     ),
-    "a weight of the objective beside nothing": (
-        lambda: jaxrl.ppo(policy_coef=0.5),
-        r"agent\.policy_coef weighs the policy objective beside a teacher or",
-    ),
     "of another family": (
         lambda: imitating(SHOWN, jaxrl.pqn(**SMALL)),
         "pqn learns from its own rollouts alone; ppo, a2c, reinforce and impala learn from demos as well",

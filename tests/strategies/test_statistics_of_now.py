@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_bits import same_bits
 from toys_steps import KEY, stepped
 
 import jaxrl
@@ -173,16 +172,3 @@ def test_a_memory_beside_the_observation_stays_as_it_is() -> None:
     out = scaled(first, seen)
     np.testing.assert_allclose(out.obs.obs, (sequence - first.mean()) / first.std(), rtol=1e-4)
     np.testing.assert_array_equal(out.next_obs.memory, seen.memory)
-
-
-# Slow: every day it is the test above, of what replay makes of a sequence.
-@pytest.mark.slow
-def test_a_recurrent_agent_learns_from_sequences_that_are_scaled_when_used() -> None:
-    agent = jaxrl.dqn(core="gru", core_features=4, features=(4,), sequence=4, burn_in=0)
-    by, sizes = chain(normalise_obs(), one_step()), {"num_envs": 2, "opt_interval": 2, "warmup": 40}
-    strategy = jaxrl.off_policy(climbing(), agent, processor=by, buffer=jaxrl.uniform(200, 4), **sizes)
-    first, state, metrics = stepped(strategy, 20)
-    (moments,) = state.processor.inner[0].moments
-    assert float(moments.mean[0]) == pytest.approx(np.arange((strategy.warmup_env_steps + 20 * 2) // 2 + 1).mean())
-    assert int(metrics["skipped_updates"].count.sum()) == 0
-    assert not same_bits(state.agent.params, first.agent.params)

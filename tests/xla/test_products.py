@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from jaxrl.agents.optimizers import accumulate
-from jaxrl.nn import dense
 from jaxrl.xla import forms, reverse_mode
 from jaxrl.xla.products import (
     CUTS,
@@ -166,16 +165,6 @@ def test_a_tiny_product_calls_no_library():
     text = lambda name: jax.jit(multiply).lower(*drawn(*SHAPES[name])[:2]).compile().as_text()
     assert " dot(" not in text("the last tiny one")
     assert " dot(" in text("the first that is not")
-
-
-@pytest.mark.parametrize("name", ["tiny", "few outputs", "square"])
-def test_a_layer_adds_its_bias(name):
-    x, kernel, _ = drawn(*SHAPES[name])
-    bias = np.arange(kernel.shape[1], dtype=np.float32)
-    params = {"params": {"kernel": kernel, "bias": bias}}
-    np.testing.assert_allclose(
-        jax.jit(dense(kernel.shape[1]).apply)(params, x), x @ kernel + bias[None], rtol=1e-4, atol=1e-4
-    )
 
 
 @pytest.mark.parametrize(
