@@ -129,8 +129,14 @@ class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
     """Apply layer normalisation before each activation."""
     shared: bool = False
     """Share one torso between policy and value; otherwise each has its own."""
-    critic_core: Annotated[str, OneOf(("shared", "none"))] = "shared"
-    """With a core, whether the value reads it too (shared), or has a torso of its own and no memory (none)."""
+    critic_core: Annotated[str, OneOf(("shared", "separate", "none"))] = "shared"
+    """With a core, whether the value reads it too (shared), has a torso and a core of its own (separate), or a torso of
+    its own and no memory (none)."""
+
+    def initial_memory(self) -> PyTree | None:
+        """Return the memory at the start of an episode, with separate cores those of policy and value; or `None`."""
+        of_policy = super().initial_memory()
+        return (of_policy, super().initial_memory()) if of_policy and self.critic_core == "separate" else of_policy
 
 
 @dataclass(frozen=True)
@@ -311,10 +317,10 @@ def _check(config: PPOConfig, custom: Mapping[str, Any]) -> None:
     if config.desired_kl and not config.lr:
         raise SettingsError("agent.lr is 0, which agent.desired_kl cannot adapt; set it above 0")
     sequences.check_core(config, make_network=custom["make_network"])
-    if config.shared and config.core != "none" and config.critic_core == "none":
+    if config.shared and config.core != "none" and config.critic_core != "shared":
         raise SettingsError(
-            "agent.shared is on, but with agent.critic_core none the value has a torso of its own; turn shared off, or "
-            "set critic_core to shared"
+            f"agent.shared is on, but with agent.critic_core {config.critic_core} the value has a torso of its own; "
+            "turn shared off, or set critic_core to shared"
         )
 
 
@@ -388,6 +394,7 @@ def _network(config: PPOConfig, spec: EnvSpec, head: Head) -> Network:
         config.dtype,
         spec.observation_space if masks.has_entry(spec.observation_space, PRIVILEGED) else None,
         config.critic_core == "shared",
+        config.make_core() if config.critic_core == "separate" else None,
     )
 
 

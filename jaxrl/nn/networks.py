@@ -1,6 +1,7 @@
 """Networks of a torso and heads. Torsos may compute in bfloat16; heads, and so all outputs, are float32."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -197,7 +198,9 @@ class ActorCritic(nn.Module):
     """Space of complete observations, if `observation_space` is the part that the policy sees. The value function then
     has a separate torso for complete observations, in addition to features shared with the policy, if any."""
     share_core: bool = True
-    """Share the core, and the torso before it; otherwise the value function has its own torso, and no memory."""
+    """Share the core, and the torso before it; otherwise the value function has its own torso."""
+    value_core: Core | None = None
+    """The value function's own core after its torso; memories are then those of policy and value, a pair."""
 
     def setup(self) -> None:
         make = lambda space: make_torso(
@@ -227,23 +230,34 @@ class ActorCritic(nn.Module):
         if self.core is None:
             return *self.apply_heads(*self.apply_torso(obs)), ()
         hidden, critic = self.apply_torso(obs.obs)
-        memory, hidden = self.core(obs.memory, hidden)
-        return *self._read_core(hidden, critic), memory
+        memory, *features = self._remember(lambda core, memory, x: core(memory, x), obs.memory, hidden, critic)
+        return *self._read_core(*features), memory
 
     def apply_sequence(self, obs: RecurrentObs, is_first: Array) -> tuple[Array, Array]:
         """Return policy outputs `[B * T, outputs]` and values `[B * T]` of sequences `[B, T, ...]`.
 
         A sequence continues from its memory `[B, ...]`, which is reset before steps where `is_first` `[B, T]`.
         """
-        assert self.core is not None
-        hidden, critic = self.apply_torso(jax.tree.map(merge_axes, obs.obs))
-        return self._read_core(run_core(self.core, obs.memory, hidden, is_first)[1], critic)
+        return self._read_core(*self._remember_sequence(obs, is_first)[1:])
 
     def apply_core(self, obs: RecurrentObs, is_first: Array) -> PyTree:
         """Return the memories after each step of sequences, `[T, B, ...]`; arguments as of `apply_sequence`."""
+        return self._remember_sequence(obs, is_first)[0]
+
+    def _remember_sequence(self, obs: RecurrentObs, is_first: Array) -> tuple[PyTree, Array, Array]:
+        features = self.apply_torso(jax.tree.map(merge_axes, obs.obs))
+        return self._remember(partial(run_core, is_first=is_first), obs.memory, *features)
+
+    def _remember(
+        self, run: Callable[..., tuple[PyTree, Array]], memory: PyTree, hidden: Array, critic: Array
+    ) -> tuple[PyTree, Array, Array]:
+        """Run the cores by `run(core, memory, features)`; return the memories, and what policy and value read."""
         assert self.core is not None
-        hidden, _ = self.apply_torso(jax.tree.map(merge_axes, obs.obs))
-        return run_core(self.core, obs.memory, hidden, is_first)[0]
+        if self.value_core is None:
+            return *run(self.core, memory, hidden), critic
+        of_policy, hidden = run(self.core, memory[0], hidden)
+        of_value, critic = run(self.value_core, memory[1], critic)
+        return (of_policy, of_value), hidden, critic
 
     def _read_core(self, hidden: Array, critic: Array) -> tuple[Array, Array]:
         # Without its own torso, the value function reads the core's output, as the policy does.

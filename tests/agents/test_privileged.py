@@ -86,6 +86,7 @@ PPO = {
     "shared": {"shared": True},
     "recurrent": {"core": "gru", "core_features": 4},
     "recurrent policy": {"core": "gru", "core_features": 4, "critic_core": "none"},
+    "recurrent value": {"core": "gru", "core_features": 4, "critic_core": "separate"},
     "network in Python": {"make_network": lambda spec, head: Peeping(head.outputs)},
 }
 
@@ -95,7 +96,7 @@ def test_a_network_that_learns_otherwise_than_it_acts_cannot_be_kept_from_it() -
         jaxrl.ppo(make_network=lambda spec, head: Dropping(head.outputs))(BOX)
 
 
-@pytest.mark.every_day("shared", "recurrent")
+@pytest.mark.every_day("shared", "recurrent", "recurrent value")
 @pytest.mark.parametrize("case", PPO)
 def test_only_the_value_of_policy_gradients_sees_the_privileged_state(case: str) -> None:
     agent = jaxrl.ppo(**SMALL, **PPO[case])(BOX)
@@ -146,6 +147,27 @@ def test_a_value_without_the_core_has_a_torso_of_its_own_and_no_memory(privilege
     slopes = slopes["params"]
     moved = {name for name, part in slopes.items() if any(np.any(x) for x in jax.tree.leaves(part))}
     assert moved == {"critic_torso", "value"}
+
+
+@pytest.mark.parametrize("core", ["gru", "mingru"])
+def test_policy_and_value_with_a_core_each_remember_for_themselves(core: str) -> None:
+    agent = jaxrl.ppo(**SMALL, core=core, core_features=4, critic_core="separate")(BOX)
+    state = begun(agent.init)
+    step = jax.jit(lambda obs, memory: agent.apply["params"](state.params, RecurrentObs(obs, memory)))
+    memories = jax.tree.map(lambda x: np.full((ROWS, *x.shape), 0.3, np.float32), agent.memory)
+    slopes = jax.jacobian(partial(step, drawn_of(BOX.observation_space, ROWS)))(memories)
+    of_outputs = (slopes[0], slopes[1], *(of_layers[0] for of_layers in slopes[2]))
+    moved = [[any(np.any(x) for x in jax.tree.leaves(of)) for of in slope] for slope in of_outputs]
+    assert moved == [[True, False], [False, True]] * 2
+    # Values of sequences are those of single steps, from the memory that was stored and with resets in between.
+    items = transitions(agent, BOX, state, 5, ROWS)
+    values, memory = [], jax.tree.map(lambda x: x[0], items.obs.memory)
+    for t in range(5):
+        kept = lambda x, t=t: np.where(items.is_first[t].reshape(-1, *[1] * (x.ndim - 1)), 0.0, x)
+        _, value, memory = step(jax.tree.map(lambda x, t=t: x[t], items.obs.obs), jax.tree.map(kept, memory))
+        values.append(value)
+    learnt = agent.prepare(state, Rollout(items, jnp.zeros((5, ROWS), bool)))
+    np.testing.assert_allclose(learnt.value, np.stack(values, 1), atol=1e-5)
 
 
 def test_agents_without_a_critic_do_without_it() -> None:
