@@ -410,7 +410,8 @@ def test_what_is_learnt_of_observations_is_applied_before_anything_is_told() -> 
 def test_a_recurrent_policy_tells_the_odds_of_the_action_that_it_draws_next() -> None:
     make = jaxrl.ppo(core="gru", core_features=8, features=(8,), layer_norm=False)
     policy = policy_of(make, Discrete(2), Box(-9.0, 9.0, (3,)))
-    params = jax.tree.map(lambda x: 20 * x, policy.params)  # a fresh policy hardly prefers any action
+    # A fresh policy hardly prefers any action. Biases stay: larger ones would keep the gates shut.
+    params = jax.tree.map(lambda x: 20 * x if x.ndim > 1 else x, policy.params)
     policy, twin = policy.at(params), policy.at(params)
     rows, obs = 4000, np.array([1.0, -2.0, 0.5], np.float32)
     policy(np.tile(obs, (rows, 1))), twin(np.tile(obs, (rows, 1)))
