@@ -189,9 +189,6 @@ def _nameless(argument: str) -> str:
     return Path(argument).name if Path(argument).is_absolute() else argument
 
 
-COLUMNS = ("us/opt", "min", "max", "ceiling", "ratio", "to scan", "to device", "env steps/s", "kernels", "compile s")
-
-
 def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """Return a table of the documentation."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines))
@@ -200,6 +197,9 @@ def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 def spaced(number: float) -> str:
     """Return a whole number as the documentation has it, thousands apart."""
     return f"{number:,.0f}".replace(",", " ")
+
+
+COLUMNS = ("us/opt", "min", "max", "ceiling", "ratio", "to scan", "to device", "env steps/s", "kernels", "compile s")
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -256,8 +256,8 @@ def documented(rows: Sequence[Row]) -> str:
             harness.versions(r["jaxrl"] for r in of_task),
         ]
         lines.append(cells)
-    steps, policies = ["environment steps", "seeds"], ["best policy", "last policy"]
-    return harness.markdown(["environment", "agent", *steps, *policies, "published", "jaxrl"], lines)
+    counts, policies = ["environment steps", "seeds"], ["best policy", "last policy"]
+    return harness.markdown(["environment", "agent", *counts, *policies, "published", "jaxrl"], lines)
 
 
 def mean_and_deviation(values: Sequence[float]) -> str:

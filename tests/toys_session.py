@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from toys_agents import decided
 
 import jaxrl
 from jaxrl.strategies.interaction import build_processor_and_agent
@@ -151,7 +152,7 @@ def fresh_policy(spec: Any, maker: Any) -> GreedyPolicy:
     """Return the policy of a fresh agent, further from uniform than such are."""
     processor, agent = build_processor_and_agent(maker, jaxrl.one_step(), spec)
     state = jax.jit(agent.init)(jax.random.key(3))
-    state = state._replace(params=jax.tree.map(lambda x: 20 * x, state.params))
+    state = state._replace(params=decided(state.params))
     return GreedyPolicy(make_policy(agent, processor, spec), PolicyParams(agent.strip(state), ()), {})
 
 

@@ -201,9 +201,8 @@ def playground() -> str:
 
 MUJOCO = {"HalfCheetah-v4": {"sac": (4212, 6156), "crossq": (6345, 8112)}}
 MUJOCO_STEPS = (50_000, 100_000)
-"""Environment steps, and the returns of evaluations then by task and agent, means over ten seeds: of SAC (at 49 998 and
-99 996) and CrossQ from `results/baseline/*.csv` of https://github.com/dojeon-ai/SimbaV2 (commit 14fafb2), of XQC from
-its authors' `results/xqc.csv` of https://github.com/danielpalenicek/xqc (commit 9a6832b)."""
+"""Environment steps, and the returns of evaluations then by task and agent, means over ten seeds: SAC's (at 49 998 and
+99 996) and CrossQ's from `results/baseline/*.csv` of https://github.com/dojeon-ai/SimbaV2 (commit 14fafb2)."""
 
 
 def mujoco() -> str:

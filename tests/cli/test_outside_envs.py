@@ -301,10 +301,8 @@ def test_the_policy_is_scored_in_the_environment_named_for_it() -> None:
 @pytest.mark.slow
 def test_a_score_of_other_evaluations_is_no_best_to_beat(tmp_path: Path) -> None:
     """Where evaluation changes on the way, the best score is reset, also after another resumption, or in a fork."""
-    assert (
-        train.main([*SMALL, "--env", WALK, "--patience", "2", "--eval-env-args", "reward", "9", "--run-dir", "run"])
-        == 0
-    )
+    begun = ["--env", WALK, "--patience", "2"]
+    assert train.main([*SMALL, *begun, "--eval-env-args", "reward", "9", "--run-dir", "run"]) == 0
     assert jaxrl.load_policy("run").facts["score"] == 45.0
     poorer = ["--env", WALK, "--eval-env-args", "reward", "1"]
     assert train.main(["--resume", "run", "--from-step", "4", "--run-dir", "fork", *poorer, "--max-opts", "8"]) == 0

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys_agents import vector_of
+from toys_agents import decided, vector_of
 from toys_closed_form import hyperbolic, parabolic
 from toys_data import bandit
 from toys_trainer import small_dqn
@@ -410,8 +410,7 @@ def test_what_is_learnt_of_observations_is_applied_before_anything_is_told() -> 
 def test_a_recurrent_policy_tells_the_odds_of_the_action_that_it_draws_next() -> None:
     make = jaxrl.ppo(core="gru", core_features=8, features=(8,), layer_norm=False)
     policy = policy_of(make, Discrete(2), Box(-9.0, 9.0, (3,)))
-    # A fresh policy hardly prefers any action. Biases stay: larger ones would keep the gates shut.
-    params = jax.tree.map(lambda x: 20 * x if x.ndim > 1 else x, policy.params)
+    params = decided(policy.params)
     policy, twin = policy.at(params), policy.at(params)
     rows, obs = 4000, np.array([1.0, -2.0, 0.5], np.float32)
     policy(np.tile(obs, (rows, 1))), twin(np.tile(obs, (rows, 1)))

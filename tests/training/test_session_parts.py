@@ -141,7 +141,7 @@ def test_it_learns_from_rollouts_what_a_trainer_does(kind: str) -> None:
     require_close(reached(session).state.agent, theirs.agent)
     if core is not None:
         kl = metrics["teacher_kl"].sum / metrics["teacher_kl"].count
-        assert kl > 1e-4  # of policies that differ
+        assert kl > 1e-3
         np.testing.assert_allclose(told["teacher_kl"], kl, rtol=1e-3)
 
 
