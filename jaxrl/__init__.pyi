@@ -179,7 +179,7 @@ from .training.population.scores import (
 from .training.population.trainer import (
     PopulationTrainer as PopulationTrainer,
 )
-from .training.storage.group import (
+from .training.storage.opening import (
     extract as extract,
 )
 from .tuning import (

@@ -31,9 +31,10 @@ from jaxrl.strategies import Strategy
 from jaxrl.training.program import Compiled, compile_all, state_shapes
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.files import sync_dir, write_atomically
-from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.storage.opening import open_store
 from jaxrl.training.storage.run import OTHER_VERSIONS, VERSIONS, versions
+from jaxrl.training.storage.run_dir import CHECKPOINTS
 from jaxrl.trees import PyTree
 from jaxrl.verify import Problems, check_checkpoints, check_logs
 from jaxrl.xla import attempts, current_forms, forms, requested_forms

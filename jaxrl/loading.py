@@ -27,10 +27,10 @@ from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import state_shapes
 from jaxrl.training.stops import FINISHED
 from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, Store
-from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store, split_checkpoint, step_of
 from jaxrl.training.storage.leaves import describe_leaf, like_leaves, mismatch, rebuild
 from jaxrl.training.storage.members import resolve
-from jaxrl.training.storage.run_dir import read_metadata
+from jaxrl.training.storage.opening import open_store, split_checkpoint, step_of
+from jaxrl.training.storage.run_dir import BEST, CHECKPOINTS, read_metadata
 from jaxrl.trees import make_key
 
 NAMED_STEPS = ("best", "latest", "final")

@@ -16,10 +16,10 @@ from jaxrl.exporting.card import EvalOptions, card, portable, repeat, results, t
 from jaxrl.exporting.formats import files_of, require_room, write
 from jaxrl.training import GreedyPolicy
 from jaxrl.training.film import FPS, player, write_film
-from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.members import resolve
-from jaxrl.training.storage.run_dir import CONFIG, read_metadata, read_settings
+from jaxrl.training.storage.opening import open_store
+from jaxrl.training.storage.run_dir import CHECKPOINTS, CONFIG, read_metadata, read_settings
 
 RESULTS = "results.json"
 

@@ -40,11 +40,12 @@ from jaxrl.training.processes import number
 from jaxrl.training.report import print_summary, print_table
 from jaxrl.training.stops import LIMITS, can_go_on
 from jaxrl.training.storage.checkpoints import CheckpointError
-from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
 from jaxrl.training.storage.logs import damage
 from jaxrl.training.storage.members import population_of, runs_of
+from jaxrl.training.storage.opening import open_store
+from jaxrl.training.storage.population_saves import Saves
 from jaxrl.training.storage.run import OWES_BOUNDARY
-from jaxrl.training.storage.run_dir import group_of, open_log, read_metadata, read_settings
+from jaxrl.training.storage.run_dir import BEST, CHECKPOINTS, open_log, population_dir, read_metadata, read_settings
 from jaxrl.xla.contexts import product_precision
 
 
@@ -91,7 +92,7 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
     if not request.resume or request.from_run or request.start_over:
         return None
     run = Path(request.config.run_dir)
-    if group_of(run) is not None:
+    if population_dir(run) is not None:
         return None  # it is refused: members go on together
     flags = {word for word in args if word.startswith("--")} - {"--resume", "--quiet"}
     settings = read_settings(run)

@@ -37,11 +37,20 @@ from jaxrl.training.program import Saved, compile_all, state_shapes, without_rep
 from jaxrl.training.settings import changes
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.files import plain
-from jaxrl.training.storage.group import BEST, CHECKPOINTS, Saves, open_store
 from jaxrl.training.storage.leaves import digest, state_digest
 from jaxrl.training.storage.logs import LOGS, damage, lines_of_nobody, log_problems
 from jaxrl.training.storage.members import runs_of
-from jaxrl.training.storage.run_dir import CONFIG, open_log, read_metadata, read_settings, require_run
+from jaxrl.training.storage.opening import open_store
+from jaxrl.training.storage.population_saves import Saves
+from jaxrl.training.storage.run_dir import (
+    BEST,
+    CHECKPOINTS,
+    CONFIG,
+    open_log,
+    read_metadata,
+    read_settings,
+    require_run,
+)
 from jaxrl.trees import PyTree, make_key
 
 NAMED_AGAIN: dict[str, tuple[int | str, str]] = {

@@ -14,7 +14,7 @@ from jaxrl.spaces import EnvSpec, space_zeros
 from jaxrl.strategies.interaction import build_processor_and_agent
 from jaxrl.strategies.policy import PolicyParams, make_policy
 from jaxrl.training.policy import GreedyPolicy
-from jaxrl.training.storage.group import open_store
+from jaxrl.training.storage.opening import open_store
 
 SMALL: dict[str, Any] = {"features": (8,)}
 QUIET: dict[str, Any] = {

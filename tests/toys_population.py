@@ -8,9 +8,9 @@ from toys_trainer import small_dqn
 
 import jaxrl
 from jaxrl.strategies.population import Population
+from jaxrl.training.loop import Trainer
 from jaxrl.training.population.scores import PopulationResult
 from jaxrl.training.storage.leaves import state_digest
-from jaxrl.training.trainer import Trainer
 
 LENGTH = {"max_opts": 60, "eval_interval": 20, "eval_episodes": 3, "record_interval": 20, "save_interval": 20}
 BEGUN = {**LENGTH, "max_opts": 20, "quiet": True}

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxrl.agents import Agent, AgentMaker
-from jaxrl.buffers import Buffer
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.envs import make_env
 from jaxrl.envs.base import Env, require_same_spaces
@@ -260,7 +259,7 @@ def build_off_policy(agent: AgentMaker, config: Any) -> Strategy:
     return off_policy(
         env,
         agent,
-        buffer=build_buffer(config.buffer),
+        buffer=make_default_buffer({"buffer": asdict(config.buffer)}),
         processor=build_processor(config.processor),
         num_envs=config.num_envs,
         opt_interval=config.opt_interval,
@@ -334,11 +333,6 @@ def build_offline(agent: AgentMaker, config: Any) -> Strategy:
         scale_rewards_by=config.scale_rewards_by,
         holdout=(0.1 if env is None else 0.0) if config.holdout is None else config.holdout,
     )
-
-
-def build_buffer(config: BufferConfig) -> Buffer:
-    """Build the replay buffer that `config` describes."""
-    return make_default_buffer({"buffer": asdict(config)})
 
 
 def build_processor(config: ProcessorConfig) -> Processor:

@@ -206,7 +206,7 @@ def _fit_length(
     Other libraries limit environment steps only: with their flag for these, `max_opts` is raised to `room` times the
     number that this takes, so that one flag extends the run.
     """
-    steps = _count_opt_steps(config, config.max_env_steps) if config.max_env_steps > 0 else None
+    steps = _opt_steps_within(config)
     if steps is not None and "max_opts" not in chosen and any("taken as --max-env-steps" in note for note in notes):
         config = replace(config, max_opts=max(config.max_opts, room * steps))
     own: set[str] = set().union(*map(flatten_settings, matching_presets(PRESETS.get(algo, {}), of_preset.env)))
@@ -250,13 +250,15 @@ def scale_to_length(
 
 def _estimate_opt_steps(config: Any) -> int:
     """Return the approximate number of optimisation steps of a run with these settings."""
-    within = _count_opt_steps(config, config.max_env_steps) if config.max_env_steps > 0 else None
+    within = _opt_steps_within(config)
     return config.max_opts if within is None else min(within, config.max_opts)
 
 
-def _count_opt_steps(config: Any, env_steps: int) -> int | None:
-    """Return the number of optimisation steps in `env_steps` environment steps; `None` for offline runs."""
+def _opt_steps_within(config: Any) -> int | None:
+    """Return the number of optimisation steps in `max_env_steps`; `None` for offline runs, and if that is not set."""
     known = type(config).__dataclass_fields__
+    if config.max_env_steps <= 0:
+        return None
     if "rollout" in known:
         rows, made, warmup = config.num_envs * config.rollout, config.epochs * config.minibatches, 0
     elif "opt_interval" in known:
@@ -265,7 +267,7 @@ def _count_opt_steps(config: Any, env_steps: int) -> int | None:
     else:
         return None
     rows = max(rows, 1)
-    left = env_steps - -(-warmup // rows) * rows
+    left = config.max_env_steps - -(-warmup // rows) * rows
     return max(-(-left // rows), 1) * made
 
 

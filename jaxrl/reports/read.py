@@ -2,10 +2,10 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,10 +21,10 @@ from jaxrl.training.storage.run_dir import (
     METADATA,
     VIDEOS,
     films_in,
-    group_of,
     log_of_members,
     member_dir,
     open_log,
+    population_dir,
     read_members,
     read_metadata,
     read_settings,
@@ -116,16 +116,12 @@ def _runs_in(path: Path, name: str) -> list[Run]:
     held = functools.cache(partial(log_of_members, path))  # a log is read once, even if a process is writing it
     members = []
     for member, one in there.items():
-        run, opened = member_dir(path, member), partial(_open_held, held, member)
+        run, opened = member_dir(path, member), lambda log, member=member: held(log)(member)
         found = _run(run, f"{name}/{run.name}", one.settings, one.metadata, [], opened)
         members.append(found._replace(member=member, population=name, swept=names, varied=varied))
     if not members:
         return [_single(path, name, config, [*remarks, "it has no members yet"])]
     return [members[0]._replace(remarks=(*remarks, *members[0].remarks)), *members[1:]]
-
-
-def _open_held(held: Callable[[str], Callable[[int], IO[bytes]]], number: int, name: str) -> IO[bytes]:
-    return held(name)(number)
 
 
 def _read(reader: Any, path: Path) -> tuple[dict[Any, Any], list[str]]:
@@ -138,7 +134,7 @@ def _read(reader: Any, path: Path) -> tuple[dict[Any, Any], list[str]]:
 
 def _single(path: Path, name: str, config: Mapping[str, Any], remarks: list[str]) -> Run:
     # Missing metadata are worth a remark; those of a member are in the file that its settings were read from.
-    metadata, wrong = _read(read_json, path / METADATA) if group_of(path) is None else (read_metadata(path), [])
+    metadata, wrong = _read(read_json, path / METADATA) if population_dir(path) is None else (read_metadata(path), [])
     return _run(path, name, config, metadata, [*remarks, *wrong], partial(open_log, path))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from jaxrl.errors import JaxrlError, SettingsError
 from jaxrl.paths import reason_of_path
 from jaxrl.reports.read import films_of
-from jaxrl.training.storage.run_dir import CONFIG, EPISODES, MEMBERS, MEMBERS_FILE, METADATA, METRICS, group_of
+from jaxrl.training.storage.run_dir import CONFIG, EPISODES, MEMBERS, MEMBERS_FILE, METADATA, METRICS, population_dir
 
 HOST = "127.0.0.1"
 OURS = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?")
@@ -22,7 +22,7 @@ def stamp_of(paths: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for path in map(Path, paths):
         # The files of a member are those of its population.
-        own = [(group_of(path) or path) / name for name in (CONFIG, METADATA, MEMBERS_FILE, METRICS, EPISODES)]
+        own = [(population_dir(path) or path) / name for name in (CONFIG, METADATA, MEMBERS_FILE, METRICS, EPISODES)]
         films = [film for folder in (path, *sorted((path / MEMBERS).glob("*"))) for film in films_of(folder)]
         for file in (*own, *films):
             digest.update(f"{file} {_state(file)}\n".encode())

@@ -25,9 +25,9 @@ class Table(NamedTuple):
     rows: tuple[tuple[str, ...], ...]
 
 
-def text(value: float | None, form: str = ".5g") -> str:
-    """Format a number; a dash if it is unknown."""
-    return "-" if value is None or not np.isfinite(value) else f"{value:{form}}"
+def text(value: object, form: str = ".5g") -> str:
+    """Format a number; a dash if it is unknown, or anything else, which a row on disk may hold."""
+    return f"{number:{form}}" if np.isfinite(number := to_float(value)) else "-"
 
 
 def setting_table(groups: Sequence[Group]) -> Table:
@@ -106,29 +106,21 @@ def time_table(groups: Iterable[Group]) -> Table:
     runs = [run for group in groups for run in group.runs]
     known = [(run, run.metadata.get("seconds")) for run in runs]
     rows = [
-        (run.name, text(to_float(run.metadata.get("wall_s")), ",.1f"), *[_part(seconds, part) for part in PARTS])
+        (run.name, text(run.metadata.get("wall_s"), ",.1f"), *[text(seconds.get(part), ",.2f") for part in PARTS])
         for run, seconds in known
         if isinstance(seconds, Mapping)
     ]
     return Table(("run", "seconds in all", *PARTS), tuple(rows))
 
 
-def _part(seconds: Mapping[str, object], name: str) -> str:
-    return text(to_float(seconds.get(name)), ",.2f")
-
-
 def event_table(groups: Iterable[Group]) -> Table:
     """Return the events of runs: rollbacks, warnings, resumptions."""
     events = [(run, event) for group in groups for run in group.runs for event in run.log.events]
     rows = [
-        (run.name, _count(event.get("opt_steps")), _word(event.get("event")), _word(event.get("message")))
+        (run.name, text(event.get("opt_steps"), ",.0f"), _word(event.get("event")), _word(event.get("message")))
         for run, event in events[-MOST_EVENTS:]
     ]
     return Table(("run", "optimisation step", "event", "what"), tuple(rows))
-
-
-def _count(value: object) -> str:
-    return text(to_float(value), ",.0f")
 
 
 def _word(value: object) -> str:

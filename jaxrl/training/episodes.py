@@ -45,9 +45,10 @@ def reports_episodes(strategy: Strategy, config: TrainerConfig, hooks: Hooks) ->
 
 def episodes_in(endings: Sequence[EpisodeEnds], t: int, stop: int, schedule: Schedule) -> Episodes:
     """Return the episodes that ended in iterations `t .. stop-1`, from the `endings` of one or more calls."""
-    host = [_on_host(ended) for ended in endings]
-    # Calls write into arrays of a fixed length: drop the rows past the last iteration.
-    length, total = (np.concatenate([x[i] for x in host])[: stop - t] for i in (0, 1))
+    # Calls write into arrays of a fixed length: drop the rows past the last iteration. The full arrays are copied to
+    # the host: slicing on the device would compile a program for each length.
+    length = np.concatenate([np.asarray(ended.length) for ended in endings])[: stop - t]
+    total = np.concatenate([np.asarray(ended.total) for ended in endings])[: stop - t]
     num_envs = length.shape[-1]
     length, total = length.reshape(-1), total.reshape(-1)
     # A length of 0 is a step without an end; a negative one is that of a truncated episode.
@@ -64,35 +65,18 @@ def episodes_in(endings: Sequence[EpisodeEnds], t: int, stop: int, schedule: Sch
     )
 
 
-def _on_host(ended: EpisodeEnds) -> tuple[np.ndarray, np.ndarray]:
-    """Copy the full arrays to the host: slicing on the device would compile a program for each length."""
-    return np.asarray(ended.length), np.asarray(ended.total)
-
-
 def format_lines(found: Episodes) -> bytes:
     """Format rows of `train_episodes.jsonl` in one operation: there may be tens of thousands per second."""
     # Nine digits represent a float32 exactly. JSON has no infinity, for a return that overflowed.
     totals = [f"{x:.9g}" if math.isfinite(x) else "null" for x in found.total.tolist()]
-    columns = (
-        found.opt_steps.tolist(),
-        found.env_steps.tolist(),
-        found.env.tolist(),
-        totals,
-        found.length.tolist(),
-        ["true" if ended else "false" for ended in found.terminated.tolist()],
-    )
-    count = len(found.length)
-    return ((LINE * count) % tuple(chain.from_iterable(zip(*columns, strict=True)))).encode()
+    terminated = ["true" if ended else "false" for ended in found.terminated.tolist()]
+    columns = (found.opt_steps.tolist(), found.env_steps.tolist(), found.env.tolist(), totals)
+    rows = zip(*columns, found.length.tolist(), terminated, strict=True)
+    return ((LINE * len(totals)) % tuple(chain.from_iterable(rows))).encode()
 
 
 def episode_dicts(found: Episodes) -> Iterator[dict[str, Any]]:
     """Yield the same rows as dicts, for hooks."""
-    for opt_steps, env_steps, env, total, length, terminated in zip(*(x.tolist() for x in found), strict=True):
-        yield {
-            "opt_steps": opt_steps,
-            "env_steps": env_steps,
-            "env": env,
-            "return": total,
-            "length": length,
-            "terminated": terminated,
-        }
+    names = ("opt_steps", "env_steps", "env", "return", "length", "terminated")
+    for row in zip(*(x.tolist() for x in found), strict=True):
+        yield dict(zip(names, row, strict=True))

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -237,7 +238,7 @@ class HostEvaluator:
     """
 
     def __init__(self, env: HostEnv, policy: Policy, episodes: int, *, sampled: bool = False) -> None:
-        """Prepare the evaluation; the arguments are those of `Evaluator`. Each call opens new environments."""
+        """Prepare the evaluation, as `Evaluator` does. Each call opens new environments."""
         check_count("eval_episodes", episodes)
         self.actions = "sampled" if sampled else "greedy"
         self.env, self.episodes = env.eval_env or env, episodes
@@ -249,11 +250,8 @@ class HostEvaluator:
 
     def __call__(self, params: PyTree, key: Key) -> Evaluation:
         """Run the episodes; the key is consumed."""
-        envs = HostVectorEnv(self.env, self.episodes, int(jax.random.bits(key) >> 1))
-        try:
+        with closing(HostVectorEnv(self.env, self.episodes, int(jax.random.bits(key) >> 1))) as envs:
             return self._run(envs, params, key)
-        finally:
-            envs.close()
 
     def _run(self, envs: HostVectorEnv, params: PyTree, key: Key) -> Evaluation:
         carry = self._begin(params, envs.reset())
@@ -460,7 +458,8 @@ class EvalOutcome(NamedTuple):
     """The score of the confirmation, if there was one."""
     is_best: bool
     should_save: bool
-    """Whether it is better than the policy on disk, which may be worse than the best so far if that was damaged."""
+    """Whether it is better than the best policy on disk. That may be worse than the best so far, of which the file was
+    damaged."""
     least_return: float
     """The lower of the mean returns of both evaluations; NaN if one is."""
 
@@ -488,7 +487,7 @@ def evaluate_and_confirm(
         second, again = _evaluate_once(rules, params, confirm_key, ledger, "confirm")
         least = float(np.minimum(least, mean_return(second)))
     is_best = ledger.record_score(score, opt_steps, again)
-    should_save = math.isfinite(score) and better(score if again is None else again)
+    should_save = better(score if again is None else again)
     return EvalOutcome(evaluation, score, again, is_best, should_save, least)
 
 

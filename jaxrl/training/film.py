@@ -24,7 +24,7 @@ from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Video
 from jaxrl.training.settings import TrainerConfig
 from jaxrl.training.storage.run_dir import VIDEOS
-from jaxrl.trees import PyTree, make_key
+from jaxrl.trees import make_key
 
 FPS = 30
 LONGEST = 1_000
@@ -77,7 +77,8 @@ def _on_host(env: HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) -> t
             for _ in range(max_steps):
                 action = jax.tree.map(lambda x: np.asarray(x)[None], policy(obs))
                 action = to_indices(env.spec.action_space, action)
-                obs, reward, terminated, truncated, _ = one.step(_first(convert_action(one.action_space, action)))
+                action = jax.tree.map(lambda x: x[0], convert_action(one.action_space, action))
+                obs, reward, terminated, truncated, _ = one.step(action)
                 frames.append(one.render())
                 total += float(reward)
                 if terminated or truncated:
@@ -85,11 +86,6 @@ def _on_host(env: HostEnv, policy: GreedyPolicy, seed: int, max_steps: int) -> t
     except Exception as error:
         raise SettingsError(f"{env.spec.name} cannot be rendered: {error_text(error)}") from error
     return frames, total
-
-
-def _first(tree: PyTree) -> PyTree:
-    """Return the first row of leaves `[1, ...]`."""
-    return jax.tree.map(lambda x: x[0], tree)
 
 
 # --- during a run -------------------------------------------------------------------------------------------------

@@ -204,17 +204,15 @@ def _check(facts: Any) -> None:
     if facts["seconds"].keys() != like["seconds"].keys():
         raise ValueError(f"expected seconds of {', '.join(PARTS)}")
     for name, value in [*facts.items(), *facts["seconds"].items()]:
-        if type(like.get(name)) is bool:
-            if type(value) is not bool:
-                raise ValueError(f"{name} is {value!r}; expected true or false")
-            continue
-        count = type(like.get(name)) is int
-        if count and (type(value) is not int or value < 0):
-            raise ValueError(f"{name} is {value!r}; expected a count")
-        if value is None and type(like.get(name)) is float:
-            raise ValueError(f"{name} is None; expected a number")
-        if not count and name != "seconds" and value is not None and type(value) not in (int, float):
-            raise ValueError(f"{name} is {value!r}; expected a number")
+        kind = type(like.get(name))
+        if kind is bool:
+            good, wanted = type(value) is bool, "true or false"
+        elif kind is int:
+            good, wanted = type(value) is int and value >= 0, "a count"
+        else:  # a score may be none
+            good, wanted = type(value) in (int, float) or (value is None and kind is not float), "a number"
+        if not good and name != "seconds":
+            raise ValueError(f"{name} is {value!r}; expected {wanted}")
 
 
 def require_counters(checkpoint: str, step: int, facts: Mapping[str, Any], counted: Mapping[str, int]) -> None:

@@ -23,7 +23,7 @@ from jaxrl.training.divergence import Validity, in_good_health, look
 from jaxrl.training.episodes import Episodes, format_lines
 from jaxrl.training.evaluator import EvalOutcome, Evaluation, episode_rows, eval_columns
 from jaxrl.training.ledger import Ledger
-from jaxrl.training.policy import describe
+from jaxrl.training.policy import spec_facts
 from jaxrl.training.recorders import (
     Progress,
     Recorder,
@@ -40,10 +40,11 @@ from jaxrl.training.recorders import (
 from jaxrl.training.report import Point
 from jaxrl.training.sanity import EvalKind, TrainingReturns, columns_to_write, hint, is_far_below
 from jaxrl.training.schedule import Schedule
-from jaxrl.training.storage.group_files import MemberDir
+from jaxrl.training.storage.files import plain
 from jaxrl.training.storage.logs import rows_in
+from jaxrl.training.storage.population_files import MemberDir
 from jaxrl.training.storage.run import Best, Storage
-from jaxrl.training.storage.run_dir import EPISODES, METRICS, TRAIN_EPISODES, group_of
+from jaxrl.training.storage.run_dir import EPISODES, METRICS, TRAIN_EPISODES, population_dir
 from jaxrl.trees import PyTree
 
 STATM = Path("/proc/self/statm")
@@ -323,7 +324,7 @@ class Logbook:
     def best(self, score: float, params: PyTree, policy: Policy | None, settings: Mapping[str, Any]) -> Best:
         """Return the current policy as the best, with the facts needed to load and run it."""
         counters = self._counters
-        facts = {"score": score, **counters, **describe(policy, settings)}
+        facts = {"score": score, **counters, "settings": plain(settings), "spec": spec_facts(policy)}
         return Best(counters["opt_steps"], score, params, facts)
 
     def facts(self, ledger: Ledger, health: Health | None, **own: Any) -> dict[str, Any]:
@@ -393,19 +394,19 @@ def memory() -> dict[str, float]:
 
 def run_info(storage: Storage, opt_steps: int, changed: bool) -> RunInfo:
     """Return the description of a run for recorders; it starts or resumes after `opt_steps`."""
-    settings, group = storage.settings, None if storage.path is None else group_of(storage.path)
+    settings, population = storage.settings, None if storage.path is None else population_dir(storage.path)
     called = (
         "-".join((*algo_and_env(settings), f"s{settings.get('seed')}")) if storage.path is None else storage.path.name
     )
-    name = called if group is not None else settings.get("name") or called  # members need distinct names
+    name = called if population is not None else settings.get("name") or called  # members need distinct names
     return RunInfo(
-        name=name if group is None else f"{group.name}-{name}",
+        name=name if population is None else f"{population.name}-{name}",
         directory=storage.path,
         settings=flatten_settings(settings),
         tags=(*algo_and_env(settings), *settings.get("tags", ())),
         opt_steps=opt_steps if storage.resumes else 0,
         changed=changed,
-        group=group,
+        group=population,
         notes=str(settings.get("notes") or ""),
     )
 

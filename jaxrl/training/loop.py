@@ -1,14 +1,15 @@
 """The training loop: train to a boundary, evaluate, log, save, until a limit or a request to stop.
 
 The loop is thin on purpose: `schedule` decides when, `program` computes, `storage` writes; nothing here can change a
-bit of the training. Read `Run._loop` first, then `_at_boundary`, one turn of it. Below them are the parts of a turn,
-then start, resumption and shutdown, then what further processes of the run do. The public class is `trainer.Trainer`.
+bit of the training. Read `Trainer._loop` first, then `_at_boundary`, one turn of it. Below them are the parts of a
+turn, then start, resumption and shutdown, then what further processes of the run do, then state and results.
 """
 
 import math
+import os
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
+from jaxrl.agents.outside import needs_python
+from jaxrl.env_process import exit_if_importing
 from jaxrl.errors import (
     ActorError,
     DivergedError,
@@ -24,12 +27,16 @@ from jaxrl.errors import (
     ProcessError,
     SettingsError,
     StorageError,
+    check_count,
     describe_error,
     print_stderr,
 )
+from jaxrl.parsing import format_repr
 from jaxrl.paths import require_free
+from jaxrl.registry import import_name
 from jaxrl.strategies.base import EpisodeEnds, Strategy, format_name
 from jaxrl.strategies.guard import Health
+from jaxrl.strategies.population import Population
 from jaxrl.training import devices, processes, program
 from jaxrl.training.actors.pool import ActorPool, pool_of
 from jaxrl.training.divergence import explain, has_diverged
@@ -43,6 +50,8 @@ from jaxrl.training.evaluator import (
     ScoreFn,
     eval_key,
     evaluate_and_confirm,
+    evaluator_of,
+    mean_return,
 )
 from jaxrl.training.film import LONGEST, film_player, save_video
 from jaxrl.training.interrupt import Interrupt
@@ -51,47 +60,113 @@ from jaxrl.training.logbook import Logbook, reading_facts
 from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.program import Saved, compile_all, zero_sums
 from jaxrl.training.recorders import Recorder, Row, require_recorders
-from jaxrl.training.report import Hooks, Report, Result, call
+from jaxrl.training.report import (
+    Hooks,
+    Report,
+    Result,
+    call,
+    leave_by_signal,
+    print_summary,
+    progress_parts,
+    run_dir_part,
+)
 from jaxrl.training.sanity import eval_kind_of, training_returns
-from jaxrl.training.schedule import MAX_COUNT, Boundary, Schedule, next_boundary
-from jaxrl.training.settings import TrainerConfig, settings_of_run
-from jaxrl.training.stops import BROKEN
+from jaxrl.training.schedule import MAX_COUNT, Boundary, next_boundary
+from jaxrl.training.settings import (
+    TrainerConfig,
+    check_strategy,
+    config_for,
+    extend,
+    plan_run,
+    settings_of_run,
+    with_recorders,
+)
+from jaxrl.training.stops import BROKEN, FINISHED, LIMITS
 from jaxrl.training.storage.arrays import read_part, write_part
 from jaxrl.training.storage.checkpoints import Facts, Store
 from jaxrl.training.storage.members import Membership, require_no_member
-from jaxrl.training.storage.run import OWES_BOUNDARY, VERSIONS, Best, Resume, Storage, versions
-from jaxrl.training.storage.weights import Weights, insert_leaves, weights_of
+from jaxrl.training.storage.run import OWES_BOUNDARY, VERSIONS, Best, Resume, Storage, resolve_resume, versions
+from jaxrl.training.storage.weights import Weights, insert_leaves, require_same_start, weights_of
 from jaxrl.trees import Key, PyTree, make_key
 from jaxrl.xla import attempts
 
 
-class Run:
-    """A run of a strategy with validated settings, and its progress; the base of `Trainer`."""
+class Trainer:
+    """Train a strategy: `train()` runs to the end, `for report in trainer:` stops at each boundary.
+
+    For a `Population`, the constructor returns a `PopulationTrainer`.
+    """
+
+    def __new__(cls, strategy: Any, *args: Any, **settings: Any) -> Any:
+        """Return a trainer, or a `PopulationTrainer` if `strategy` is a population."""
+        if isinstance(strategy, Population):
+            return import_name("jaxrl.training.population.trainer", "PopulationTrainer")(strategy, *args, **settings)
+        return super().__new__(cls)
 
     def __init__(
         self,
         strategy: Strategy,
-        config: TrainerConfig,
-        schedule: Schedule,
+        config: TrainerConfig | None = None,
         *,
-        evaluator: EvaluateFn | None,
-        score: ScoreFn,
-        stop: Callable[[Report], bool] | None,
-        recorders: Sequence[Recorder],
-        hooks: Hooks | None,
-        resume: Resume,
-        interrupt: Interrupt | None,
-        max_chunk: int | None,
-        quiet: bool,
-        notes: Sequence[str],
+        evaluator: EvaluateFn | None = None,
+        score: ScoreFn = mean_return,
+        stop: Callable[[Report], bool] | None = None,
+        recorders: Sequence[Recorder | str] | None = None,
+        hooks: Hooks | None = None,
+        resume: bool | str | os.PathLike[str] = False,
+        from_step: int | str | None = None,
+        allow_changes: bool = False,
+        start_over: bool = False,
+        interrupt: Interrupt | None = None,
+        max_chunk: int | None = None,
+        raise_on_signal: bool = True,
+        console: bool = True,
+        **settings: Any,
     ) -> None:
-        """Acquire no resources yet; `notes` on the settings are logged at the start."""
-        require_recorders(recorders)
-        self.strategy, self.config, self.schedule = strategy, config, schedule
+        """Validate the settings before anything compiles or is written.
+
+        Args:
+          strategy: the strategy to train.
+          config: base settings (default: `TrainerConfig()`).
+          evaluator: replaces the greedy episodes in the strategy's environment; with `confirm_best` it is called
+            again, with another key, when the first score beats the best.
+          score: maps an evaluation to the score that selects the best policy.
+          stop: called at each boundary; ends the run by returning true.
+          recorders: destinations of the rows besides the logs of the run directory: names, which override the setting
+            `recorders` of `config`, and `Recorder` objects.
+          hooks: callbacks.
+          resume: resume the run in `run_dir`, or in the given directory, from its newest valid checkpoint.
+          from_step: fork the run `resume` into a new one in `run_dir`, from this checkpoint or the `latest`; the
+            original is unchanged.
+          allow_changes: resume even if settings or versions that decide the training have changed.
+          start_over: start from scratch in `run_dir`; an existing run is moved to `discarded-N` in it.
+          interrupt: a handle to stop the run from another thread; also `trainer.interrupt`.
+          max_chunk: maximum number of iterations in one call (default: about a quarter of a second's worth).
+          raise_on_signal: raise `KeyboardInterrupt` after SIGINT, and `SystemExit(143)` after SIGTERM, once the run is
+            saved and closed; otherwise `train` returns, and `result.summary["stop"]` is the name of the signal.
+          console: show progress, and a summary at the end, unless `quiet`; never for members of a population.
+          **settings: fields of `TrainerConfig`, as in `Trainer(strategy, max_opts=50_000)`.
+
+        Raises:
+          SettingsError: a setting is invalid, or settings contradict each other.
+        """
+        check_strategy(strategy)
+        config, given = with_recorders(config_for(strategy, evaluator, config, settings), recorders)
+        run_dir, how = resolve_resume(resume, from_step, config.run_dir, allow_changes, start_over)
+        if run_dir is not None and how.run and not start_over:
+            require_same_start(run_dir if how.fork is None else how.fork.run, config)
+        config, schedule, notes = plan_run(strategy, config.changed(run_dir=run_dir))
+        strategy = devices.on_devices(strategy, config.devices, config.mesh)
+        if max_chunk is not None:
+            check_count("max_chunk", max_chunk)
+        if evaluator is None and config.eval_episodes:
+            evaluator = evaluator_of(strategy, config.eval_episodes, config.eval_actions == "sampled")
+        require_recorders(given)
+        self.strategy, self.config, self.schedule, self._notes = strategy, config, schedule, notes
         self.evaluator, self.score, self.stop = evaluator, score, stop
         self.hooks, self._film_player = hooks or Hooks(), film_player(strategy, config)
         self.interrupt = Interrupt() if interrupt is None else interrupt
-        self.resume, self.max_chunk = resume, max_chunk
+        self.resume, self.max_chunk, self.raise_on_signal = how, max_chunk, raise_on_signal
         self.ledger = Ledger()
         self.stop_reason: str | None = None
         self.latest: PyTree = None
@@ -100,7 +175,7 @@ class Run:
         """Where the state lives; replaced for a member of a population that trains in a team."""
         self.membership = Membership()
         """Replaced for any member of a population."""
-        self._quiet, self._notes, self._given_recorders = quiet, notes, recorders
+        self._given_recorders, self._quiet = given, config.quiet or not console
         self._state: PyTree = None
         self._sums: Any = None
         self._best: Best | None = None
@@ -112,6 +187,56 @@ class Run:
         """Whether the boundary at the present iteration is still to be made, as its evaluation failed."""
         self._held_s = 0.0
         """Seconds for which the last save held up the training."""
+
+    def __repr__(self) -> str:
+        summary = {**self.ledger.summary(self.schedule), "stop": self.stop_reason}
+        most, run_dir = f"max_opts={self.config.max_opts}", run_dir_part(self.config.run_dir)
+        return format_repr("Trainer", format_name(self.strategy), most, *progress_parts(summary), run_dir)
+
+    def train(self, max_opts: int | None = None) -> Result:
+        """Train to the end; return the result.
+
+        Another call continues the run, or prints a message if nothing is left to do. A failed run resumes from its
+        newest checkpoint, or starts over without a directory.
+
+        Args:
+          max_opts: new total length of the run, in optimisation steps.
+
+        Raises:
+          KeyboardInterrupt, SystemExit: received SIGINT or SIGTERM, see `raise_on_signal`. The run is saved;
+            `result()` returns its result so far, and `train()` continues it.
+          SettingsError: `max_opts` is not a valid length, or the run is longer already.
+          StorageError: the last checkpoint could not be written; everything else was done.
+          DivergedError: updates stayed non-finite, also after repeated rollbacks to the last good checkpoint.
+        """
+        if max_opts is not None:
+            done = self.schedule.opt_steps(self.ledger.t)
+            self.config, self.schedule, self._notes = extend(self.strategy, self.config, max_opts, done)
+        trained = False
+        for _ in self:
+            trained = True
+        result = self.result()
+        if trained and not self._quiet and "console" in self.config.recorders:
+            self._print_summary(result)
+        return result
+
+    def __iter__(self) -> Iterator[Report]:
+        """Train, yielding a report at each boundary; leaving the loop early saves. Raises as `train` does."""
+        exit_if_importing()
+        yield from self.reports()
+        if self.raise_on_signal and (number := self.interrupt.signal) is not None:
+            where = f" at {self.schedule.opt_steps(self.ledger.t):,} optimisation steps"
+            where += f", at the end of the run ({self.stop_reason})" if self.stop_reason in LIMITS else ""
+            leave_by_signal(number, where, "Trainer(strategy", self.config)
+
+    def note(self, text: str | None = None, /, **values: float) -> None:
+        """Add numbers to the next row, each as the mean of its noted values; log `text` as an event at once.
+
+        Raises:
+          SettingsError: nothing is being trained, a value is not a number, or the row has a column of that name.
+        """
+        self._log.log_note(text)
+        self._log.note(values)
 
     @property
     def state(self) -> PyTree:
@@ -216,7 +341,8 @@ class Run:
             self.ledger.record_training(stop, seconds)
             with self.ledger.timed("record"):
                 self._report_episodes(ended, t, stop)
-            self._fail_with_actors()
+            if self._actors is not None and self._actors.failure is not None:
+                self._fail("actor", "actor", *self._actors.failure)
             # At the speed of this call, the next one takes about `chunk_s`.
             self._chunk = self.max_chunk or max(1, int((stop - t) * self.lane.chunk_s / seconds))
             # Report saves that have finished or failed in the meantime.
@@ -234,11 +360,6 @@ class Run:
             self._log.log_episodes(found)
         for row in episode_dicts(found) if self.hooks.episode is not None else ():
             call(self.hooks.episode, self, row)
-
-    def _fail_with_actors(self) -> None:
-        """Save and raise if an actor has failed."""
-        if self._actors is not None and self._actors.failure is not None:
-            self._fail("actor", "actor", *self._actors.failure)
 
     def _fail(self, reason: str, event: str, error: Exception, trace: str) -> NoReturn:
         """Log and raise `error`, after which the state is still good: save it."""
@@ -495,7 +616,11 @@ class Run:
         self._storage.commit_resume()
 
     def _load_best(self) -> None:
-        """Load the best policy on disk; unless the run comes across it again, its score is the one to beat."""
+        """Load the best policy on disk.
+
+        Its score is then the one to beat, unless the run will evaluate that policy again, as one does that repeats bit
+        for bit what came after its checkpoint.
+        """
         self._best = best = self._storage.load_best(jax.eval_shape(self._params, self._compiled.like[0]))
         compiled = self.evaluator is self.lane or isinstance(self.evaluator, CompiledEvaluator)
         if best is not None and not (compiled and self._repeats_past()):
@@ -677,6 +802,17 @@ class Run:
         about = {"stop": self.stop_reason, "trained": format_name(self.strategy), "run_dir": self.config.run_dir}
         return Result(greedy, score, {**self._summary(), **about}, state, tuple(self._log.curve))
 
+    def _print_summary(self, result: Result) -> None:
+        """Print the summary of a run, in process 0 only."""
+        run_dir, settings = self.config.run_dir, self.strategy.info.settings
+        custom = settings is None or needs_python(settings)
+        following = {} if (again := _continuation(result.summary, run_dir)) is None else {"go on": again}
+        # Loading the policy of a custom strategy needs the strategy.
+        if run_dir is not None and result.policy is not None:
+            following["load"] = f"policy = jaxrl.load_policy({run_dir!r}{', strategy=strategy' if custom else ''})"
+        if not processes.number():
+            print_summary(result, run_dir, following)
+
     def settings(self) -> dict[str, Any]:
         """Return all settings of the run, as in `config.yaml`."""
         return settings_of_run(self.strategy, self.config)
@@ -746,3 +882,14 @@ def report_unsaved(error: BaseException, unsaved: StorageError | None) -> None:
         raise unsaved from error  # an exit code of 0 would mean that all is saved
     if isinstance(error, GeneratorExit) and unsaved is not None:
         print_stderr(f"error: {unsaved}")  # no exception can propagate from a closed generator
+
+
+def _continuation(summary: Mapping[str, Any], run_dir: str | None) -> str | None:
+    """Return the call that continues a stopped run; `None` if none does."""
+    stop = summary["stop"]
+    if stop == "max_env_steps" and run_dir is not None:
+        more = 2 * summary["env_steps"]
+        return f"Trainer(strategy, ..., run_dir={run_dir!r}, resume=True, max_env_steps={more}).train()"
+    if stop == "max_opts":
+        return f"trainer.train(max_opts={2 * summary['opt_steps']})"
+    return None if stop in FINISHED else "trainer.train()"

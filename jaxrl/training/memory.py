@@ -97,11 +97,15 @@ def plan_of_state(state: PyTree, capacity: int | None = None) -> Plan:
 
 
 def plan_of_strategy(strategy: Strategy, state: PyTree) -> Plan:
-    """Return the plan of the training state of `strategy` alone, from its shapes."""
-    devices = _count_devices(strategy)
-    return plan_of_state(_share_of(strategy, state, devices), strategy.state_fns.capacity)._replace(
-        is_data=strategy.env_steps_per_step == 0, devices=devices
-    )
+    """Return the plan of the training state of `strategy` alone, from its shapes: of one device's share."""
+    # The number of memories among which a run is divided; CPUs share that of the machine.
+    devices = 1 if device_bytes() == host_bytes() else strategy.placement.devices
+    if devices > 1:
+        assert strategy.placement.by_shard is not None
+        share = lambda x, own: jax.ShapeDtypeStruct((x.shape[0] // devices, *x.shape[1:]), x.dtype) if own else x
+        state = jax.tree.map(share, state, strategy.placement.by_shard(state))
+    plan = plan_of_state(state, strategy.state_fns.capacity)
+    return plan._replace(is_data=strategy.env_steps_per_step == 0, devices=devices)
 
 
 def plan_of(strategy: Strategy, state: PyTree, jaxpr: Any) -> Plan:
@@ -115,20 +119,6 @@ def plan_of(strategy: Strategy, state: PyTree, jaxpr: Any) -> Plan:
     }
     iteration: dict[str, int] = with_fallback("the memory plan of an iteration", known, dict)
     return plan._replace(iteration=iteration)
-
-
-def _count_devices(strategy: Strategy) -> int:
-    """Return the number of memories among which a run is divided; CPUs share that of the machine."""
-    return 1 if device_bytes() == host_bytes() else strategy.placement.devices
-
-
-def _share_of(strategy: Strategy, state: PyTree, devices: int) -> PyTree:
-    """Return the shapes of what one device has of a training state."""
-    if devices == 1:
-        return state
-    assert strategy.placement.by_shard is not None
-    share = lambda x, own: jax.ShapeDtypeStruct((x.shape[0] // devices, *x.shape[1:]), x.dtype) if own else x
-    return jax.tree.map(share, state, strategy.placement.by_shard(state))
 
 
 def require_fit(plan: Plan, num_envs: int | None = None, episodes: int | None = None) -> None:

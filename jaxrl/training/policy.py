@@ -18,7 +18,6 @@ from jaxrl.masks import PRIVILEGED, fill_privileged, has_entry
 from jaxrl.parsing import format_repr
 from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
 from jaxrl.strategies.base import Policy
-from jaxrl.training.storage.files import plain
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
@@ -349,11 +348,6 @@ def _choose(policy: Policy, params: PyTree, carry: PyTree, *drawn: Any) -> tuple
         return policy.act(params, carry)
     assert policy.sample is not None
     return policy.sample(params, carry, *drawn)
-
-
-def describe(policy: Policy | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts from which `policy` is rebuilt without the code that trained it."""
-    return {"settings": plain(settings), "spec": spec_facts(policy)}
 
 
 def spec_facts(policy: Policy | None) -> dict[str, Any] | None:

@@ -335,8 +335,10 @@ def program_cache(strategy: Strategy) -> dict[str, Any]:
     functions = [[part for part in group or () if callable(part)] for group in groups]
     facts: list[Any] = [part and _facts(part) for part in envs]
     facts += [strategy.env_steps_per_step, strategy.placement.shards]
+    if strategy.placement.devices > 1:  # a single one is JAX's default
+        facts += [strategy.placement.first_device, strategy.placement.devices]
     try:
-        return _programs((*map(tuple, functions), *facts, *_where(strategy), current_forms(), *options_of().values()))
+        return _programs((*map(tuple, functions), *facts, current_forms(), *options_of().values()))
     # Unhashable: return a fresh dict, so that each caller compiles for itself.
     except TypeError:
         return {}
@@ -346,11 +348,6 @@ def _facts(env: Any) -> tuple[Any, ...]:
     """Return the facts of an environment, besides its functions, on which programs depend."""
     values = tuple(dict(getattr(env, "values", {})).items())
     return repr(env.spec), getattr(env, "agents", None), values, getattr(env, "open", None)
-
-
-def _where(strategy: Strategy) -> tuple[int, ...]:
-    """Return the first device and the device count of a strategy; `()` for a single device, which is JAX's default."""
-    return (strategy.placement.first_device, strategy.placement.devices) if strategy.placement.devices > 1 else ()
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -363,9 +360,7 @@ def _programs(key: tuple[Any, ...]) -> dict[str, Any]:
 def state_shapes(strategy: Strategy) -> Saved:
     """Return the shapes of a training state and its sums, as in a checkpoint."""
     state, _ = _trace_begin(strategy)
-    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
-    sums: Sums = jax.tree.map(shape, zero_sums(len(metric_shapes(strategy, state))))
-    return Saved(state, sums)
+    return Saved(state, jax.eval_shape(lambda: zero_sums(len(metric_shapes(strategy, state)))))
 
 
 def _trace_begin(strategy: Strategy) -> tuple[PyTree, dict[str, float]]:

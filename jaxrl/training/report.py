@@ -12,6 +12,7 @@ from jaxrl.training import processes
 from jaxrl.training.interrupt import raise_signal
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Row
+from jaxrl.training.settings import TrainerConfig
 from jaxrl.trees import PyTree
 
 
@@ -197,23 +198,22 @@ def _lines(summary: Mapping[str, Any]) -> dict[str, str]:
     return lines
 
 
-def leave_by_signal(signalled: int, where: str, maker: str, run_dir: str | None, quiet: bool) -> NoReturn:
+def leave_by_signal(signalled: int, where: str, maker: str, config: TrainerConfig) -> NoReturn:
     """Print a message on the signal `signalled` that ended a closed run, and raise its exception.
 
     Args:
       signalled: the number of the signal.
       where: where the run has ended, as in " at 5,000 optimisation steps", or nothing.
       maker: the beginning of the call that continues the run, as in "Trainer(strategy".
-      run_dir: its directory, if it has one.
-      quiet: print nothing.
+      config: its settings.
 
     Raises:
       KeyboardInterrupt: after SIGINT.
       SystemExit: after SIGTERM, with 143.
     """
     again = "the trainer keeps its state: call train() again"
-    if run_dir is not None:
-        again = f"saved; continue with {maker}, ..., run_dir={run_dir!r}, resume=True)"
-    if not quiet and not processes.number():
+    if config.run_dir is not None:
+        again = f"saved; continue with {maker}, ..., run_dir={config.run_dir!r}, resume=True)"
+    if not config.quiet and not processes.number():
         print_stderr(f"stopped by {signal.Signals(signalled).name}{where}; {again}")
     raise_signal(signalled)

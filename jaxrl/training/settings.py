@@ -277,11 +277,10 @@ class SessionConfig(RunConfig):
 Config = TypeVar("Config", bound=RunConfig)
 
 
-def _localise(config: Any, *names: str) -> None:
-    """Expand `~` in the paths of these settings, as text; raise `SettingsError` for a URL."""
-    for name in names:
-        if isinstance(path := getattr(config, name), str | Path):
-            object.__setattr__(config, name, str(local(path)))
+def _localise(config: Any, name: str) -> None:
+    """Expand `~` in the path of a setting, as text; raise `SettingsError` for a URL."""
+    if isinstance(path := getattr(config, name), str | Path):
+        object.__setattr__(config, name, str(local(path)))
 
 
 def _as_declared(config: Any, name: str, value: Any) -> Any:

@@ -21,9 +21,9 @@ from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.strategies.population import Population
 from jaxrl.train import population_config
 from jaxrl.training.policy import GreedyPolicy
-from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import digest
-from jaxrl.training.storage.run_dir import member_dir
+from jaxrl.training.storage.opening import open_store
+from jaxrl.training.storage.run_dir import BEST, CHECKPOINTS, member_dir
 
 POPULATION = (*SMALL, "--max-opts", "60", "--seeds", "2", "--sweep", "agent.lr=1e-3,1e-2", "--run-dir", "run")
 

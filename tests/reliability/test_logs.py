@@ -66,7 +66,7 @@ def write_and_tell(run: str, max_opts: int, resume: bool, ear: Connection) -> No
 def killed_run(run: Path, kills: int, max_opts: int) -> None:
     """Train in processes of their own of which all but the last are killed, each at some row; check what each left."""
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["jaxrl.training.trainer", "orbax.checkpoint", "tensorboardX.proto.event_pb2"])
+    processes.set_forkserver_preload(["jaxrl.training.loop", "orbax.checkpoint", "tensorboardX.proto.event_pb2"])
     chance = random.Random(kills)
     for kill in range(kills + 1):
         hearing, ear = processes.Pipe(duplex=False)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from toys_population import BEGUN, two
 
-from jaxrl.training.trainer import Trainer
+from jaxrl.training.loop import Trainer
 
 
 @pytest.fixture

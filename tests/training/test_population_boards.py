@@ -12,8 +12,8 @@ from toys_trainer import small_dqn
 
 import jaxrl
 from jaxrl.training.evaluator import Evaluation
+from jaxrl.training.loop import Trainer
 from jaxrl.training.population.scores import iqm
-from jaxrl.training.trainer import Trainer
 from jaxrl.tuning import tunable
 
 LENGTH = {"max_opts": 40, "eval_interval": 20, "eval_episodes": 3, "record_interval": 20, "quiet": True}

@@ -16,12 +16,12 @@ import jaxrl
 from jaxrl import verify
 from jaxrl.registry import RECORDERS, RecorderRow
 from jaxrl.reports.read import read_runs
+from jaxrl.training.loop import Trainer
 from jaxrl.training.recorders import Recorder, RunInfo
 from jaxrl.training.recorders.service import summary_of
-from jaxrl.training.storage.group_files import GroupFiles, MemberDir
 from jaxrl.training.storage.logs import damage
+from jaxrl.training.storage.population_files import MemberDir, PopulationFiles
 from jaxrl.training.storage.run_dir import METRICS, read_members
-from jaxrl.training.trainer import Trainer
 from tests.reliability.test_divergence import poisoned
 
 LENGTH = {"max_opts": 20, "eval_interval": 20, "eval_episodes": 3, "record_interval": 20, "quiet": True}
@@ -43,7 +43,7 @@ def steps(run: Path, member: int, kind: str = "eval") -> list[int]:
 def test_what_waits_of_the_population_and_of_others_outlives_a_member_that_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = GroupFiles(tmp_path, None)
+    files = PopulationFiles(tmp_path, None)
     log = files.log(METRICS)
     log.append(0, row(10))
     with monkeypatch.context() as full:
@@ -64,13 +64,13 @@ def test_what_waits_of_the_population_and_of_others_outlives_a_member_that_goes_
 def test_a_disk_too_full_to_rewind_the_log_leaves_that_for_later_and_no_member_loses_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = GroupFiles(tmp_path, None)
+    files = PopulationFiles(tmp_path, None)
     for number in (0, 1):
         MemberDir(files, number).write_config({})
         for step in (10, 20):
             files.log(METRICS).append(number, row(step))
     files.close()
-    again = GroupFiles(tmp_path, lambda members: dict.fromkeys(members, 10)).log(METRICS)
+    again = PopulationFiles(tmp_path, lambda members: dict.fromkeys(members, 10)).log(METRICS)
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", full_disk)
         again.rewind(0, 10)
@@ -87,7 +87,7 @@ def test_a_disk_too_full_to_rewind_the_log_leaves_that_for_later_and_no_member_l
 def test_logs_are_closed_although_the_file_of_members_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = GroupFiles(tmp_path, None)
+    files = PopulationFiles(tmp_path, None)
     with monkeypatch.context() as full:
         full.setattr(os, "write", full_disk)
         files.log(METRICS).append(0, row(10))
@@ -102,7 +102,7 @@ def test_logs_are_closed_although_the_file_of_members_cannot_be_written(
 
 
 def test_settings_that_python_calls_equal_are_kept_as_each_member_has_them(tmp_path: Path) -> None:
-    files = GroupFiles(tmp_path, None)
+    files = PopulationFiles(tmp_path, None)
     given: list[Any] = [1, True, 1.0]
     for number, x in enumerate(given):
         MemberDir(files, number).write_config({"x": x, "y": 1})
@@ -141,7 +141,7 @@ def test_rows_of_strangers_stop_neither_a_resume_nor_a_reader(run: Path) -> None
 
 
 def test_what_a_checkpoint_says_is_unwritten_breaks_no_row_of_another_member(tmp_path: Path) -> None:
-    files = GroupFiles(tmp_path, None)
+    files = PopulationFiles(tmp_path, None)
     unwritten = [row(10).rstrip(b"\n"), b"no row\n" + row(20)]
     log = MemberDir(files, 0).log(METRICS)
     log.restore_pending([base64.b64encode(record).decode() for record in unwritten], b"")

@@ -13,11 +13,12 @@ from toys_trainer import small_dqn
 import jaxrl
 from jaxrl import verify
 from jaxrl.errors import NoCheckpointError, StorageError
+from jaxrl.training.loop import Trainer
 from jaxrl.training.storage.checkpoints import seal
-from jaxrl.training.storage.group import BEST, CHECKPOINTS, Collector, extract, open_store
 from jaxrl.training.storage.leaves import state_digest
-from jaxrl.training.storage.run_dir import member_dir
-from jaxrl.training.trainer import Trainer
+from jaxrl.training.storage.opening import extract, open_store
+from jaxrl.training.storage.population_saves import Collector
+from jaxrl.training.storage.run_dir import BEST, CHECKPOINTS, member_dir
 
 LENGTH = {"max_opts": 60, "eval_interval": 20, "eval_episodes": 3, "record_interval": 20, "save_interval": 20}
 PAGE = Path(__file__).parents[2] / "docs" / "populations.md"

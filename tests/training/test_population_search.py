@@ -25,15 +25,15 @@ from jaxrl.strategies.guard import Health, get_health, init_health, reseed
 from jaxrl.strategies.population import Member, Population, set_values, with_values
 from jaxrl.strategies.search import Copy, Verdict
 from jaxrl.training.evaluator import Evaluation
+from jaxrl.training.loop import Trainer
 from jaxrl.training.population.members import Gates
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.settings import TrainerConfig
-from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import digest, state_digest
 from jaxrl.training.storage.members import Membership
-from jaxrl.training.storage.run_dir import member_dir, read_members, read_settings
-from jaxrl.training.trainer import Trainer
+from jaxrl.training.storage.opening import open_store
+from jaxrl.training.storage.run_dir import CHECKPOINTS, member_dir, read_members, read_settings
 from jaxrl.tuning import tunable
 
 LENGTH = {"max_opts": 80, "eval_interval": 20, "eval_episodes": 8, "record_interval": 40, "save_interval": 40}

@@ -17,10 +17,10 @@ import jaxrl
 from jaxrl.cli.config import parse
 from jaxrl.strategies.population import Population, PopulationLayout, resolve_layout
 from jaxrl.training.evaluator import CompiledEvaluator
+from jaxrl.training.loop import Trainer
 from jaxrl.training.population.scores import PopulationResult
-from jaxrl.training.storage.group import CHECKPOINTS, open_store
-from jaxrl.training.storage.run_dir import member_dir
-from jaxrl.training.trainer import Trainer
+from jaxrl.training.storage.opening import open_store
+from jaxrl.training.storage.run_dir import CHECKPOINTS, member_dir
 from jaxrl.xla import forms
 
 SWEEP = {"agent.lr": [1e-2, 1e-3]}

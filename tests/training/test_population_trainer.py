@@ -22,15 +22,15 @@ from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.registry import algorithm_names
 from jaxrl.strategies.population import Population, replace_settings, with_values
 from jaxrl.training.evaluator import Evaluation
+from jaxrl.training.loop import Trainer
 from jaxrl.training.population.rows import PopulationRows
 from jaxrl.training.population.scores import MemberResult, PopulationResult, iqm, spread
 from jaxrl.training.recorders import CSVRecorder
 from jaxrl.training.storage.checkpoints import FORMAT, seal
-from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store
-from jaxrl.training.storage.group_files import GroupFiles
 from jaxrl.training.storage.leaves import state_digest
-from jaxrl.training.storage.run_dir import member_dir
-from jaxrl.training.trainer import Trainer
+from jaxrl.training.storage.opening import open_store
+from jaxrl.training.storage.population_files import PopulationFiles
+from jaxrl.training.storage.run_dir import BEST, CHECKPOINTS, member_dir
 
 SMALL = {"agent.features": [8]}
 
@@ -299,7 +299,7 @@ def test_a_member_that_came_to_its_end_goes_no_further(tmp_path: Path) -> None:
 def test_evaluations_of_some_members_alone_make_no_round(tmp_path: Path) -> None:
     """As with `eval_at_return`: a row of all is written where all were evaluated, or have ended before."""
     rows = PopulationRows(two(), quiet=True)
-    files = GroupFiles(tmp_path, None)
+    files = PopulationFiles(tmp_path, None)
     rows.open(files, None)
     for number, step in ((1, 0), (0, 0), (1, 10), (0, 20), (1, 20), (1, 30), (0, 40), (1, 40)):
         rows.take(number, {"kind": "eval", "opt_steps": step, "score": 1.0})
@@ -322,7 +322,7 @@ def test_members_with_other_iterations_are_in_the_same_rounds(tmp_path: Path) ->
 
 def test_an_evaluation_that_a_rollback_undid_is_in_no_round(tmp_path: Path) -> None:
     rows = PopulationRows(two(), quiet=True)
-    rows.open(GroupFiles(tmp_path, None), None)
+    rows.open(PopulationFiles(tmp_path, None), None)
     for number, score in ((0, 1.0), (0, 3.0), (1, 5.0)):
         rows.take(number, {"kind": "eval", "opt_steps": 10, "score": score})
     assert [(row["mean"], row["best"]) for row in rows_about_all(tmp_path)] == [(4.0, 5.0)]

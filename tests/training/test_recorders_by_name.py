@@ -158,7 +158,7 @@ def test_recorders_are_told_of_the_run_and_from_where_it_goes_on(tmp_path: Path)
 
 def test_settings_are_told_by_their_paths_and_members_by_their_group(tmp_path: Path) -> None:
     from jaxrl.parsing import flatten_settings
-    from jaxrl.training.storage.run_dir import group_of
+    from jaxrl.training.storage.run_dir import population_dir
 
     assert flatten_settings({"agent": {"lr": 0.1, "sizes": [1, 2]}, "seed": 0}) == {
         "agent.lr": 0.1,
@@ -166,10 +166,10 @@ def test_settings_are_told_by_their_paths_and_members_by_their_group(tmp_path: P
         "seed": 0,
     }
     member = tmp_path / "all" / "members" / "00003"
-    assert group_of(member) is None
+    assert population_dir(member) is None
     (tmp_path / "all").mkdir()
     (tmp_path / "all" / "config.yaml").write_text("{}")
-    assert group_of(member) == tmp_path / "all"
+    assert population_dir(member) == tmp_path / "all"
 
 
 def test_the_one_link_that_wandb_makes_keeps_no_run_from_going_on(tmp_path: Path) -> None:

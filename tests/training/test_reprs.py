@@ -8,7 +8,8 @@ from toys_session import small
 from toys_trainer import counting, small_dqn
 
 import jaxrl
-from jaxrl.training.storage.group import CHECKPOINTS, open_store
+from jaxrl.training.storage.opening import open_store
+from jaxrl.training.storage.run_dir import CHECKPOINTS
 
 SETTINGS: dict[str, Any] = {"max_opts": 20, "eval_interval": 10, "eval_episodes": 2, "quiet": True}
 

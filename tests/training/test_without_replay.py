@@ -17,9 +17,9 @@ from jaxrl.errors import SettingsError
 from jaxrl.training.program import jit_refill, state_shapes
 from jaxrl.training.report import Result
 from jaxrl.training.storage.checkpoints import Store
-from jaxrl.training.storage.group import CHECKPOINTS, open_store
 from jaxrl.training.storage.leaves import host_leaves, state_digest
-from jaxrl.training.storage.run_dir import member_dir
+from jaxrl.training.storage.opening import open_store
+from jaxrl.training.storage.run_dir import CHECKPOINTS, member_dir
 
 RUN: dict[str, Any] = {"save_interval": 10, "keep": 9, "eval_interval": 0, "eval_episodes": 0, "quiet": True}
 CAPACITY, ROWS = 200, 4

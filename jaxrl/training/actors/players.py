@@ -16,7 +16,7 @@ from jaxrl.envs.host import HostVectorEnv
 from jaxrl.errors import describe_error
 from jaxrl.strategies.actor import Packed
 from jaxrl.strategies.host_actors import ActorFns
-from jaxrl.training.actors.stats import ActorStats, Block, Published, block_of, split_scalars
+from jaxrl.training.actors.stats import ActorStats, Block, Published, split_scalars, stack_scalars
 from jaxrl.trees import Key, PyTree
 from jaxrl.xla.packing import HostRows
 
@@ -172,7 +172,8 @@ class Player:
                 window, words, fresh = programs.last(window, choice, result)
             kept.append(words)
             infos.append(info)
-        return window, block_of(kept, infos, jax.tree.map(np.asarray, fresh))
+        words = {word: np.stack([step[word] for step in kept]) for word in kept[0]}
+        return window, Block(words, stack_scalars(infos), jax.tree.map(np.asarray, fresh))
 
     def _step(self, action: PyTree) -> tuple[Packed, dict[str, np.ndarray]]:
         """Step the environments; return the packed results, and the scalars of the environments."""

@@ -357,7 +357,9 @@ class ActorPool:
             with self._turn():
                 player.open()
             for number in count():
-                self._server.deliver(number, actor, player.play(number, self._begin(number, actor)))
+                with self._stats[actor].waiting():
+                    published = self._server.begin(number)
+                self._server.deliver(number, actor, player.play(number, published))
         with self._reported(actor):  # an error from closing does not hide an earlier one
             player.close()
 
@@ -382,10 +384,6 @@ class ActorPool:
         finally:
             if self.actor_fns.config.open_in_turn:
                 self._opening.release()
-
-    def _begin(self, number: int, actor: int) -> Published:
-        with self._stats[actor].waiting():
-            return self._server.begin(number)
 
 
 def _raise_in(thread: threading.Thread) -> None:

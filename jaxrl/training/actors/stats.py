@@ -145,12 +145,7 @@ def split_scalars(step: Step, done: Any) -> tuple[Step, dict[str, np.ndarray]]:
     return step._replace(info=known), scalars
 
 
-def block_of(words: Sequence[Mapping[str, Any]], infos: list[dict[str, np.ndarray]], fresh: Any) -> Block:
-    """Stack packed steps and their scalars into a block, with the processor statistics `fresh`."""
-    return Block({word: np.stack([step[word] for step in words]) for word in words[0]}, _stack_scalars(infos), fresh)
-
-
-def _stack_scalars(steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def stack_scalars(steps: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Stack scalars `[N]` of several steps to `[T, N]`, NaN where a step lacks one."""
     names = {name: len(x) for step in steps for name, x in step.items()}
     # A scalar missing from a step still needs its row in the block.

@@ -38,14 +38,11 @@ def save_dataset(path: str | Path, data: Dataset) -> None:
     path = Path(local(path))
     try:
         with new_file(path) as file:
-            np.savez_compressed(file, allow_pickle=False, **_entries(data))
+            spec = np.array(json.dumps(spaces.spec_to_plain(data.spec)))
+            np.savez_compressed(file, allow_pickle=False, **arrays_of(data), spec=spec)
     except OSError as error:
         kind = StorageError if error.errno in DISK_ERRORS else SettingsError
         raise kind(f"cannot write {path}: {reason_of_path(error)}") from error
-
-
-def _entries(data: Dataset) -> dict[str, np.ndarray]:
-    return {**arrays_of(data), "spec": np.array(json.dumps(spaces.spec_to_plain(data.spec)))}
 
 
 # --- reading ----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from jaxrl.strategies.population import Member, Population, set_values, with_val
 from jaxrl.strategies.search import Copy, Halving, Search, Verdict
 from jaxrl.training import mesh
 from jaxrl.training.devices import copy_state
+from jaxrl.training.loop import Trainer
 from jaxrl.training.mesh import MeshShape
 from jaxrl.training.population.scores import format_swept
 from jaxrl.training.population.teams import split_teams
@@ -26,19 +27,13 @@ from jaxrl.training.settings import TrainerConfig, extend
 from jaxrl.training.stops import EARLY, HALVED, LIMITS
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.files import plain, read_yaml
-from jaxrl.training.storage.group import has_valid_save
-from jaxrl.training.storage.group_files import GroupFiles
 from jaxrl.training.storage.members import Membership, population_of
+from jaxrl.training.storage.population_files import PopulationFiles
+from jaxrl.training.storage.population_saves import has_valid_save
 from jaxrl.training.storage.run_dir import CONFIG, MEMBERS_FILE
-from jaxrl.training.trainer import Trainer
 
 EARLY_ENDS = (*EARLY, HALVED)
 """Statuses of members that ended early."""
-
-
-def same_ends(old: Mapping[str, Any], config: TrainerConfig) -> bool:
-    """Return whether the stopping settings in `config` are those of the `old` settings of a member."""
-    return all(old.get(name) == getattr(config, name) for name in ("stop_reward", "patience"))
 
 
 def copied_settings(checkpoints: Store, member: Member) -> dict[str, Any]:
@@ -51,7 +46,7 @@ def copied_settings(checkpoints: Store, member: Member) -> dict[str, Any]:
 
 
 @contextmanager
-def explain_damage(files: GroupFiles | None, member: Member) -> Iterator[None]:
+def explain_damage(files: PopulationFiles | None, member: Member) -> Iterator[None]:
     """Add the member's number and a remedy to errors about damaged files raised inside.
 
     Retraining a member gives the same bits, unless it copied another, whose state then no longer exists.
@@ -67,7 +62,7 @@ def explain_damage(files: GroupFiles | None, member: Member) -> Iterator[None]:
         raise NoCheckpointError(f"member {member.number}: {reason}; {_remedy(files, member)}") from error
 
 
-def _remedy(files: GroupFiles | None, member: Member) -> str:
+def _remedy(files: PopulationFiles | None, member: Member) -> str:
     """Return the advice for a member whose checkpoints are damaged."""
     assert files is not None
     if not has_valid_save(files.directory):

@@ -21,14 +21,18 @@ from jaxrl.training.recorders.console import fit_parts
 from jaxrl.training.recorders.jsonl import line_of
 from jaxrl.training.sanity import hint
 from jaxrl.training.schedule import Schedule
-from jaxrl.training.storage.group_files import GroupFiles, GroupLog
 from jaxrl.training.storage.logs import to_float
+from jaxrl.training.storage.population_files import PopulationFiles, PopulationLog
 from jaxrl.training.storage.run_dir import BOARD, METRICS
 
 MAX_LINES = 12
 """Maximum lines printed at once, of settings or of decisions; more settings are shown as one line for all members."""
 MAX_NAME, SHORT_NAME = 255, 200
 """Maximum bytes of a directory's name, and the number of them that a longer one keeps."""
+
+
+AT, BETWEEN, END = range(3)
+"""Parts of a `Place`: at a multiple of the interval, between two, and at the end of the run."""
 
 
 class Place(NamedTuple):
@@ -40,8 +44,7 @@ class Place(NamedTuple):
 
     multiples: int
     """Multiples of the interval so far."""
-    part: int = 0
-    """0 at a multiple, 1 in between, 2 at the end of the run."""
+    part: int = AT
     opt_steps: int = 0
     """0 at a multiple; in between the optimisation steps done, at the end `max_opts` before rounding."""
 
@@ -58,7 +61,7 @@ def place_of(schedule: Schedule, asked: int, row: Row) -> Place:
     multiples = opt_steps // interval if interval else 0
     if opt_steps == multiples * interval or (not is_end and schedule.is_due(interval, opt_steps)):
         return Place(multiples)
-    return Place(multiples, 2 if is_end else 1, opt_steps)
+    return Place(multiples, END if is_end else BETWEEN, opt_steps)
 
 
 class Round(NamedTuple):
@@ -137,7 +140,7 @@ class PopulationRows:
         self._scores: dict[int, dict[int, float]] = {}
         self._evaluated = Rounds(self._numbers())
         self._trained = Rounds(self._numbers())
-        self._log: GroupLog | None = None
+        self._log: PopulationLog | None = None
         self._boards: Boards | None = None
         self._begun = time.perf_counter()
         self._opt_steps, self._first = 0, 0
@@ -167,7 +170,7 @@ class PopulationRows:
         """Return optimisation steps and scores of a member's evaluations so far, the earliest first."""
         return [(step, scores[number]) for step, scores in sorted(self._scores.items()) if number in scores]
 
-    def open(self, files: GroupFiles, about: RunInfo | None) -> None:
+    def open(self, files: PopulationFiles, about: RunInfo | None) -> None:
         """Append to the log that members share, and to TensorBoard if there is `about`, which describes the population.
 
         Rounds that the members completed in an earlier process are taken up from their rows. The population's own rows

@@ -4,10 +4,14 @@ Each member remains a run with its own loop on the host, in its own thread. Inst
 its team, which executes once all running members have called: `width` members make their iterations in one call of a
 vmapped program, at the same counters. The state of a member that does not take part, because it waits for a search or
 was rolled back to a checkpoint, is saved meanwhile, bit for bit.
+
+A `Team` has the program and the states of its members, side by side. A member's trainer has a `Lane` of it where other
+runs have `devices.Alone`, and in place of its state an `Away`, which says where in the team the state is. `Places` has
+the lane and the devices of each member.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from threading import Condition, RLock, Semaphore
 from typing import Any, NamedTuple
@@ -78,10 +82,6 @@ class Lane(Alone):
         """Return the policy's parameters in a state; without a policy, the state."""
         return self.whole(state) if strategy.policy is None else self.part(state, strategy.policy.params)
 
-    def evaluator_for(self, evaluator: Any) -> Any:
-        """Return this lane if the team evaluates its members, else `evaluator`."""
-        return self if self.team.evaluates else evaluator
-
     @property
     def actions(self) -> str | None:
         """How actions are chosen in evaluations, see `EvalKind`."""
@@ -89,7 +89,7 @@ class Lane(Alone):
 
 
 class Away:
-    """Reference to a state in a lane of its team, valid until the member's next call."""
+    """A member's state while its team has it; the member's next call makes another, and this one is no longer read."""
 
     def __init__(self, team: "Team", place: int, health: Any) -> None:
         """Refer to the lane `place`; `health` is the strategy's health of the state."""
@@ -351,11 +351,9 @@ class Places(NamedTuple):
         for team in self.teams:
             team.dissolve()
 
-    @contextmanager
-    def at(self, number: int) -> Iterator[None]:
+    def at(self, number: int) -> AbstractContextManager[None]:
         """Make the first device of a member JAX's default inside."""
-        with jax.default_device(self.devices[number]) if self.devices[number] else nullcontext():
-            yield
+        return jax.default_device(self.devices[number]) if self.devices[number] else nullcontext()
 
 
 def split_teams(population: Population) -> list[list[Member]]:

@@ -26,6 +26,7 @@ from jaxrl.training.episodes import reports_episodes
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.training.logbook import algo_and_env
+from jaxrl.training.loop import Trainer
 from jaxrl.training.memory import Plan, plan_of_strategy, require_members_fit
 from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.members import (
@@ -39,24 +40,31 @@ from jaxrl.training.population.members import (
     explain_damage,
     require_same,
     require_same_decisions,
-    same_ends,
 )
 from jaxrl.training.population.rows import Place, PopulationRows, place_of
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import describe, place_members
 from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import Row, RunInfo, recorders_of
-from jaxrl.training.report import Report, leave_by_signal, print_table, run_dir_part
+from jaxrl.training.report import Hooks, Report, leave_by_signal, print_table, run_dir_part
 from jaxrl.training.settings import TrainerConfig, config_for, plan_run, settings_of_run
 from jaxrl.training.stops import HALVED, LIMITS, can_go_on
-from jaxrl.training.storage.group import CHECKPOINTS, Collector
-from jaxrl.training.storage.group_files import GroupFiles, MemberDir, MemberFiles
 from jaxrl.training.storage.logs import RowLog
 from jaxrl.training.storage.members import POPULATION, require_no_member
+from jaxrl.training.storage.population_files import MemberDir, MemberFiles, PopulationFiles
+from jaxrl.training.storage.population_saves import Collector
 from jaxrl.training.storage.run import resolve_resume
-from jaxrl.training.storage.run_dir import FORMAT, MEMBERS_FILE, METRICS, RunDir, holds_run, member_dir, timestamp
+from jaxrl.training.storage.run_dir import (
+    CHECKPOINTS,
+    FORMAT,
+    MEMBERS_FILE,
+    METRICS,
+    RunDir,
+    holds_run,
+    member_dir,
+    timestamp,
+)
 from jaxrl.training.storage.weights import require_same_start
-from jaxrl.training.trainer import Hooks, Trainer
 from jaxrl.trees import make_key
 from jaxrl.xla.contexts import bind_context
 from jaxrl.xla.options import parallel_calls
@@ -127,7 +135,7 @@ class PopulationTrainer:
         self._quiet = self.config.quiet or "console" not in self.config.recorders
         self._rows = PopulationRows(population, self._quiet, self._place_of)
         self._dir: RunDir | None = None
-        self._files: GroupFiles | None = None
+        self._files: PopulationFiles | None = None
         self._saves: Collector | None = None
         self._runs = [MemberRun(member) for member in population.members]
         self._failure: StorageError | None = None
@@ -221,7 +229,7 @@ class PopulationTrainer:
         if self._failure is not None:
             raise self._failure
         if self.raise_on_signal and (signalled := self.interrupt.signal) is not None:
-            leave_by_signal(signalled, "", "Trainer(population", self.config.run_dir, self.config.quiet)
+            leave_by_signal(signalled, "", "Trainer(population", self.config)
 
     def _print_table(self, result: PopulationResult) -> None:
         """Print the results, and how to go on with them in Python."""
@@ -390,7 +398,7 @@ class PopulationTrainer:
         else:
             self._gates.record_score(run.member.number, report.opt_steps, report.eval["score"])
             run.trained_to = report.opt_steps
-        # One loaded from disk that has ended, and so is told to stop, ends before anything is decided.
+        # A member that is stopping does not wait: of those loaded from disk, `_begin` stops those that had ended.
         stops = report.stop is not None or (run.trainer is not None and bool(run.trainer.interrupt))
         return not stops and self._gates.must_wait(report.opt_steps)
 
@@ -416,7 +424,7 @@ class PopulationTrainer:
         assert self._gates is not None
         # Members that copy each other have one program, so this is the place of them all.
         place, behind = self._gates.eval_step(gate, self._runs[0].member.number), self._gates.is_behind(gate)
-        # If the gate is behind, an earlier process carried out its verdict: it is only recorded again.
+        # An earlier process that passed this gate has carried out the verdict, which is only logged again.
         changed = []
         for copy in verdict.copies:
             if not behind:
@@ -482,7 +490,7 @@ class PopulationTrainer:
         else:
             run.go_on(self.config.max_opts)
         if (lane := self._places.lanes.get(run.member.number)) is not None:
-            run.trainer.lane, run.trainer.evaluator = lane, lane.evaluator_for(run.trainer.evaluator)
+            run.trainer.lane, run.trainer.evaluator = lane, lane if lane.team.evaluates else run.trainer.evaluator
         place = run.trainer.membership = run.membership
         if self._files is not None and self._saves is not None:
             store = partial(self._saves.store, member=run.member.number)
@@ -512,7 +520,7 @@ class PopulationTrainer:
             files is not None
             and again
             and self._has_ended(before, number)
-            and same_ends(files.settings(number), config)
+            and all(files.settings(number).get(name) == getattr(config, name) for name in ("stop_reward", "patience"))
         ):
             # Load it without training any further.
             made["interrupt"] = Interrupt()
@@ -629,7 +637,7 @@ class PopulationTrainer:
         """
         numbers = [run.member.number for run in self._runs]
         saves = self._saves = Collector(directory, self.config.keep, numbers, first=self._write_members)
-        self._files = GroupFiles(directory, saves.checkpoints.newest_steps if self._resume else None)
+        self._files = PopulationFiles(directory, saves.checkpoints.newest_steps if self._resume else None)
         if self._resume and saves.checkpoints.steps() and not (directory / MEMBERS_FILE).exists():
             raise SettingsError(
                 f"{directory} has checkpoints, but no {MEMBERS_FILE}, which says whose they are; bring it back, or "
@@ -663,13 +671,10 @@ class PopulationTrainer:
             if self._files is not None:
                 self._files.close()
             if self._described or not self._resume:
-                self._dir.write_metadata(status=status, table=self._table())
+                self._dir.write_metadata(status=status, table=[self._outcome_of(run)._asdict() for run in self._runs])
         except OSError as error:
             reason = f"cannot write the run directory {self._dir.path}: {reason_of_path(error)}"
             self._failure = self._failure or StorageError(reason)
-
-    def _table(self) -> list[Mapping[str, Any]]:
-        return [self._outcome_of(run)._asdict() for run in self._runs]
 
     def _result_of(self, run: MemberRun) -> MemberResult:
         """Return the result of a member, with its state and policy if it has trained and not diverged."""

@@ -21,7 +21,7 @@ from jaxrl.training.recorders.csv_file import CSVRecorder
 from jaxrl.training.recorders.jsonl import JSONLRecorder
 from jaxrl.training.recorders.service import Service, ServiceRecorder
 from jaxrl.training.recorders.tensorboard import TensorBoardRecorder
-from jaxrl.training.storage.group_files import Log
+from jaxrl.training.storage.population_files import Log
 
 
 def require_recorders(given: Sequence[object]) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from jaxrl.errors import print_stderr
 from jaxrl.training.recorders.base import Recorder, Row
 from jaxrl.training.storage.files import plain
-from jaxrl.training.storage.group_files import Log
 from jaxrl.training.storage.logs import RowLog, describe_lines, in_base64
+from jaxrl.training.storage.population_files import Log
 
 MAX_PENDING = 1 << 20
 """Maximum bytes of rows given by `extend` that wait on a full disk: they are kept in memory and in checkpoints."""

@@ -28,12 +28,6 @@ class Outside(NamedTuple):
     resets_itself: bool = False
     """Whether the step after the end of an episode ignores its action and resets."""
 
-    def action(self, action: PyTree) -> PyTree:
-        """Convert actions `[N, ...]` to the format of the environments."""
-        if self.action_space is None:
-            return spaces.to_elements(self.spec.action_space, action)
-        return convert_action(self.action_space, action)
-
 
 def describe_envs(given: Any, num_envs: int) -> Outside:
     """Describe an `EnvSpec`, an `Env`, an object of stoa or envelope, or an environment (or vector) of Gymnasium.
@@ -217,7 +211,11 @@ def _array(name: str, value: Any) -> np.ndarray:
 
 def format_action(outside: Outside, action: PyTree, single: bool) -> Any:
     """Return copies of actions `[N, ...]` in the user's format; if `single`, without the axis of environments."""
-    action = outside.action(jax.tree.map(np.array, action))
+    action = jax.tree.map(np.array, action)
+    if outside.action_space is None:
+        action = spaces.to_elements(outside.spec.action_space, action)
+    else:
+        action = convert_action(outside.action_space, action)
     return jax.tree.map(lambda x: x[0], action) if single else action
 
 

@@ -126,8 +126,7 @@ class SessionState(NamedTuple):
     evaluation: EpisodeEvaluation | None = None
     """The evaluation in progress, if any. It is not saved: a resumed session continues with training."""
     resets: Resets | None = None
-    """Resets that are due; they stay so if the session goes back to an earlier state, as the vector does not. Not
-    saved."""
+    """Resets that are due. They are neither saved nor undone by a rollback, as the user's vector does not go back."""
     resumed: bool = False
     """Whether the running episodes may have been lost with an earlier process."""
     unfinished: np.ndarray | None = None

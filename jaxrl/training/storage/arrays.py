@@ -289,13 +289,10 @@ def file_sums(
 
 def check_visible(directory: Path, sums: Mapping[str, list[int]]) -> None:
     """Raise `OSError` unless this process sees other processes' files with the sizes that they report in `sums`."""
-    unseen = {name for name, (size, _) in sums.items() if not _has_size(directory / name, size)}
+    sizes = {name: path.stat().st_size for name in sums if (path := directory / name).is_file()}
+    unseen = {name for name, (size, _) in sums.items() if sizes.get(name) != size}
     if unseen:
         raise OSError(f"{min(unseen)}, which another process has written, is not seen by this one")
-
-
-def _has_size(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
 
 
 def _file_sum(path: Path, sync: bool) -> list[int]:

@@ -336,7 +336,7 @@ class Store:
         manifest = self._fitting_manifest(step, like)
         try:
             # Allocates what the manifest states, which `manifest` has checked against the available memory.
-            stated = {entry["path"]: _empty(entry) for entry in manifest["leaves"]}
+            stated = {e["path"]: np.empty(e["shape"], jax.numpy.dtype(e["dtype"])) for e in manifest["leaves"]}
             arrays = read_arrays(self._path(step) / ARRAYS, stated)
         except LayoutError as error:
             raise CheckpointError(str(error)) from error
@@ -433,7 +433,7 @@ def surplus(steps: Mapping[int, Standing], keep: int, newest: int) -> set[int]:
     before `newest` are removed first. If none of those that stay is healthy, so does the one to roll back to.
     """
     there = [step for step in steps if step <= newest]
-    # Ranked: irregular steps by age, regular ones by age, then `newest`, regular or not. The last `keep` are retained.
+    # The last ones stay longest: after irregular steps (see `Standing`) by age regular ones by age, then `newest`.
     stay = {*sorted(there, key=lambda step: (step == newest, steps[step].regular, step))[-keep:]}
     healthy = [step for step in there if steps[step].healthy]
     if healthy and stay.isdisjoint(healthy):
@@ -505,10 +505,6 @@ def _explain_version(version: int, facts: Any) -> str:
     writer = versions.get("jaxrl") if isinstance(versions, dict) else None
     which = f"jaxrl {writer[:20]}, {age} version" if isinstance(writer, str) else f"{age} version of jaxrl"
     return f"it was written by {which} (format {version}; this one reads {FORMAT}); {advice}"
-
-
-def _empty(entry: Mapping[str, Any]) -> np.ndarray:
-    return np.empty(entry["shape"], jax.numpy.dtype(entry["dtype"]))
 
 
 def _write_now(write: Callable[[], int]) -> "Future[int]":

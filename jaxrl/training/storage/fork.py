@@ -10,10 +10,17 @@ from jaxrl.errors import NoCheckpointError, SettingsError
 from jaxrl.parsing import as_int
 from jaxrl.paths import local
 from jaxrl.training.storage.checkpoints import CheckpointError
-from jaxrl.training.storage.group import BEST, CHECKPOINTS, open_store, step_of
 from jaxrl.training.storage.logs import copy_logs
 from jaxrl.training.storage.members import population_of
-from jaxrl.training.storage.run_dir import BOARD, FORMAT, RunDir, read_settings, require_run, timestamp, write_settings
+from jaxrl.training.storage.opening import open_store, step_of
+from jaxrl.training.storage.run_dir import (
+    BEST,
+    BOARD,
+    CHECKPOINTS,
+    read_settings,
+    require_run,
+    write_settings,
+)
 
 
 class Fork(NamedTuple):
@@ -88,21 +95,3 @@ def copy_checkpoint(fork: Fork, target: Path) -> int:
         shutil.copytree(source / BOARD, target / BOARD)
     write_settings(target, read_settings(source))
     return step
-
-
-def write_origin(directory: RunDir, fork: Fork, step: int) -> None:
-    """Write the origin of a fork into its `metadata.json`."""
-    directory.write_metadata(
-        format=FORMAT,
-        created=timestamp(),
-        opt_steps=step,
-        saved_opt_steps=step,
-        forked_from={"run": str(fork.run.absolute()), "opt_steps": step},
-    )
-
-
-def describe_branch(fork: Fork, step: int) -> str:
-    """Return the message of a fork's first event."""
-    left = any(best > step for best in open_store(fork.run, BEST).steps())
-    aside = "; its best policy came later, and was not taken along" if left else ""
-    return f"branched off from {fork.run.absolute()} at {step} optimisation steps{aside}"

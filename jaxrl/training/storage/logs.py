@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from jaxrl.errors import print_stderr
 from jaxrl.paths import reason_of_path
@@ -155,7 +155,7 @@ class RowLog(LogFile):
     """A log of rows in a file of its own."""
 
     def open(self) -> IO[bytes]:
-        """Open it for reading; raise `FileNotFoundError` if it is empty."""
+        """Open it for reading; raise `FileNotFoundError` if there is none."""
         return open(self.path, "rb") if self._content is None else io.BytesIO(self.read())
 
     def rewind(self, opt_steps: int) -> list[int]:
@@ -273,40 +273,34 @@ def parse(line: bytes) -> dict[str, Any] | None:
 # --- checksums: logs are append-only, so the part written before a checkpoint must not change ---------------------
 
 
-class _Sum(NamedTuple):
-    """CRC-32 of the first `size` bytes of the file `inode`."""
+def log_sums(directory: Path) -> Callable[[], dict[str, list[int]]]:
+    """Return a function that returns size and CRC-32 of each existing log in `directory`.
 
-    inode: int
-    size: int
-    crc: int
+    Each call reads only the bytes appended since the last.
+    """
+    known: dict[str, tuple[int, int, int]] = {}
+    """Inode, size and CRC-32 of what has been read of a log."""
 
-
-class LogSums:
-    """Incremental checksums of the logs in a directory: each call reads only the bytes appended since the last."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._known: dict[str, _Sum] = {}
-
-    def facts(self) -> dict[str, list[int]]:
-        """Return size and CRC-32 of each existing log."""
-        for name in LOGS:
-            try:
-                self._known[name] = self._sum(self._directory / name, self._known.get(name))
-            except OSError:
-                self._known.pop(name, None)
-        return {name: [found.size, found.crc] for name, found in self._known.items()}
-
-    def _sum(self, path: Path, known: _Sum | None) -> _Sum:
-        with open(path, "rb") as file:
+    def read_on(name: str) -> tuple[int, int, int]:
+        inode, size, crc = known.get(name, (0, 0, 0))
+        with open(directory / name, "rb") as file:
             info = os.fstat(file.fileno())
-            if known is None or known.inode != info.st_ino or known.size > info.st_size:
-                known = _Sum(info.st_ino, 0, 0)
-            file.seek(known.size)
-            size, crc = known.size, known.crc
+            if inode != info.st_ino or size > info.st_size:
+                size = crc = 0
+            file.seek(size)
             while part := file.read(PIECE):
                 size, crc = size + len(part), zlib.crc32(part, crc)
-        return _Sum(info.st_ino, size, crc)
+        return info.st_ino, size, crc
+
+    def sums() -> dict[str, list[int]]:
+        for name in LOGS:
+            try:
+                known[name] = read_on(name)
+            except OSError:
+                known.pop(name, None)
+        return {name: [size, crc] for name, (_, size, crc) in known.items()}
+
+    return sums
 
 
 def damage(opened: Callable[[str], IO[bytes]], facts: Mapping[str, Any]) -> list[str]:

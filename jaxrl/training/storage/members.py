@@ -1,33 +1,25 @@
 """Members of a population, their part in a checkpoint, and which runs a user means."""
 
 import math
-import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from jaxrl.errors import JaxrlError, NoCheckpointError, SettingsError, check_count
 from jaxrl.paths import local
-from jaxrl.training.storage.group_files import MemberFiles
+from jaxrl.training.storage.population_files import MemberFiles
 from jaxrl.training.storage.run_dir import (
-    CONFIG,
-    MEMBERS,
-    group_of,
     member_dir,
     number_of,
+    population_dir,
     read_members,
-    read_metadata,
     read_settings,
     require_run,
 )
 
 POPULATION = "population"
 """The entry of a population's `config.yaml` that defines its members."""
-PARTS = re.compile(rf"discarded-\d+|{MEMBERS}|mlruns|wandb")
-"""Directories of a run in which a `config.yaml` is none of another run."""
 
 
 class Membership:
@@ -95,16 +87,16 @@ class Membership:
 def require_no_member(run_dir: str | Path) -> None:
     """Raise `SettingsError` if `run_dir` is among the members of a population."""
     path = Path(run_dir).resolve()
-    if (group := group_of(path)) is None:
+    if (population := population_dir(path)) is None:
         return
     try:
-        if population_of(group) is None:
+        if population_of(population) is None:
             return
     except JaxrlError:
         return  # its settings are damaged, so it cannot be resumed anyway
     raise SettingsError(
-        f"{run_dir} is among the members of the population {group}, which go on together; resume that, or go on with "
-        f"a copy of one member, by jaxrl.extract({str(group)!r}, {max(number_of(path), 0)}, ...)"
+        f"{run_dir} is among the members of the population {population}, which go on together; resume that, or "
+        f"go on with a copy of one member, by jaxrl.extract({str(population)!r}, {max(number_of(path), 0)}, ...)"
     )
 
 
@@ -146,54 +138,3 @@ def runs_of(run_dir: str | Path, member: int | None = None) -> list[Path]:
     if member is not None or population_of(run_dir) is None:
         return [resolve(run_dir, member)]
     return [member_dir(run_dir, number) for number in read_members(run_dir)]
-
-
-def find_runs(root: str | Path = "runs", name: str = "*") -> list[Path]:
-    """Return the runs at any depth under `root` whose names match `name`, the newest first.
-
-    A run's age is `created` in its `metadata.json`, or else the modification time of its `config.yaml`. Runs created in
-    the same second are in reverse natural order of names: `v10` comes before `v9`. Links are not followed, and neither
-    members of populations nor runs that `start_over` has moved aside are listed.
-
-    Args:
-      root: directory to search.
-      name: a shell pattern, such as `cartpole-*`, for the path below `root`, or without `/` for its last part.
-
-    Raises:
-      SettingsError: `root` is not a directory.
-    """
-    folder = Path(local(root))
-    if not folder.is_dir():
-        raise SettingsError(f"{root} holds no runs: there is no such directory")
-    below = {path.parent.relative_to(folder) for path in folder.rglob(CONFIG)}
-    own = [path for path in below if not any(_is_part(path, run) for run in path.parents if run in below)]
-    named = [path for path in own if fnmatchcase(path.as_posix() if "/" in name else path.name, name)]
-    return [folder / path for path in sorted(named, key=lambda path: _age(folder, path), reverse=True)]
-
-
-def _is_part(path: Path, run: Path) -> bool:
-    """Return whether `path` is in a part of `run`: a member, what was moved aside, or a copy that a service keeps."""
-    return PARTS.fullmatch(path.relative_to(run).parts[0]) is not None
-
-
-def _age(folder: Path, path: Path) -> tuple[datetime, list[tuple[int, int, str]]]:
-    """Return a key to sort the runs below `folder` by creation time, then by name."""
-    return _creation_time(folder / path), _natural(path)
-
-
-def _creation_time(run: Path) -> datetime:
-    """Return the creation time of a run."""
-    try:
-        created = datetime.fromisoformat(read_metadata(run)["created"])
-    except (KeyError, TypeError, ValueError):
-        try:
-            created = datetime.fromtimestamp((run / CONFIG).stat().st_mtime, UTC)
-        except OSError:  # just removed
-            return datetime.fromtimestamp(0, UTC)
-    return created if created.tzinfo is not None else created.astimezone()
-
-
-def _natural(path: Path) -> list[tuple[int, int, str]]:
-    """Return a key to sort names naturally: numbers by value, and before letters."""
-    parts = re.findall(r"\d+|\D+", path.as_posix())
-    return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts]

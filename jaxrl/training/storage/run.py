@@ -20,12 +20,14 @@ from jaxrl.paths import reason_of_path, writing
 from jaxrl.training.settings import HARMLESS, Change, changes, evaluation_changes, unread
 from jaxrl.training.storage.checkpoints import Facts, Good, OtherVersionError, Store, standing
 from jaxrl.training.storage.files import plain
-from jaxrl.training.storage.fork import Fork, copy_checkpoint, describe_branch, resolve_fork, write_origin
-from jaxrl.training.storage.group import BEST, CHECKPOINTS
-from jaxrl.training.storage.group_files import Log, MemberDir, MemberFiles
-from jaxrl.training.storage.logs import LogSums, RowLog, damage
+from jaxrl.training.storage.fork import Fork, copy_checkpoint, resolve_fork
+from jaxrl.training.storage.logs import RowLog, damage, log_sums
 from jaxrl.training.storage.members import POPULATION
+from jaxrl.training.storage.opening import open_store
+from jaxrl.training.storage.population_files import Log, MemberDir, MemberFiles
 from jaxrl.training.storage.run_dir import (
+    BEST,
+    CHECKPOINTS,
     CONFIG,
     EPISODES,
     FORMAT,
@@ -136,7 +138,7 @@ class Storage:
         """The subset of `changes` that affects the training."""
         self._new_fork_dir: Path | None = None
         """The directory of a new fork that has not been resumed yet."""
-        self._step = 0
+        self._fork_step = 0
         """The step from which it was forked."""
         self._good: Good | None = None
         """Restricts resumption to healthy checkpoints if the run diverged in an earlier process."""
@@ -177,9 +179,15 @@ class Storage:
             make_dir(path)
         self._new_fork_dir = path
         try:
-            self._step = copy_checkpoint(fork, path)
+            self._fork_step = copy_checkpoint(fork, path)
             directory = RunDir(path, resume=True)
-            write_origin(directory, fork, self._step)
+            directory.write_metadata(
+                format=FORMAT,
+                created=timestamp(),
+                opt_steps=self._fork_step,
+                saved_opt_steps=self._fork_step,
+                forked_from={"run": str(fork.run.absolute()), "opt_steps": self._fork_step},
+            )
             return directory
         except OSError as error:
             self.close()
@@ -329,7 +337,11 @@ class Storage:
 
     def describe_origin(self) -> str | None:
         """Describe the origin of the run if it is a fork."""
-        return describe_branch(self._resume.fork, self._step) if self._resume.fork is not None else None
+        if (fork := self._resume.fork) is None:
+            return None
+        left = any(best > self._fork_step for best in open_store(fork.run, BEST).steps())
+        aside = "; its best policy came later, and was not taken along" if left else ""
+        return f"branched off from {fork.run.absolute()} at {self._fork_step} optimisation steps{aside}"
 
     def replace_settings(self, settings: Mapping[str, Any]) -> None:
         """Replace the settings, in `config.yaml` and in all later saves.
@@ -504,7 +516,7 @@ class Storage:
     def _new_log_sums(self) -> Callable[[], dict[str, list[int]]]:
         """Return a function that returns size and CRC-32 of each log."""
         assert self.dir is not None
-        return LogSums(self.dir.path).facts if isinstance(self.dir, RunDir) else self.dir.log_sums
+        return log_sums(self.dir.path) if isinstance(self.dir, RunDir) else self.dir.log_sums
 
     def load_best(self, like: PyTree) -> Best | None:
         """Load the best policy on disk, if there is one; warn if it is damaged."""
@@ -556,6 +568,4 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
     return {name: whole.__version__ if name == "jaxrl" else _installed_version(name) for name in packages}
 
 
-@functools.cache  # the lookup reads files, and every member of a population needs it
-def _installed_version(package: str) -> str:
-    return version(package)
+_installed_version = functools.cache(version)  # the lookup reads files, and every member of a population needs it

@@ -32,6 +32,8 @@ FORMAT = 1
 METADATA, METRICS, EPISODES = "metadata.json", "metrics.jsonl", "eval_episodes.jsonl"
 TRAIN_EPISODES = "train_episodes.jsonl"
 CSV = "metrics.csv"
+CHECKPOINTS, BEST = "checkpoints", "best"
+"""Directories of a run's checkpoints and of its best policy."""
 VIDEOS, BOARD = "videos", "tensorboard"
 """Directories of the episodes filmed during training, and of TensorBoard's files."""
 MEMBERS, MEMBERS_FILE = "members", "members.jsonl"
@@ -151,8 +153,8 @@ def holds_run(path: str | Path) -> bool:
 
 def require_run(path: Path) -> None:
     """Raise `SettingsError` unless `path` is the directory of a run of a known format, without links out of it."""
-    if (group := group_of(path)) is not None:
-        require_run(group)
+    if (population := population_dir(path)) is not None:
+        require_run(population)
         _of_member(path)
         return
     require_utf8(path)
@@ -239,31 +241,31 @@ def number_of(member: Path) -> int:
     return number if member.name == member_dir("", number).name else -1
 
 
-def group_of(run: Path) -> Path | None:
+def population_dir(run: Path) -> Path | None:
     """Return the directory of the population of which `run` names a member, or `None`."""
-    group = run.parent.parent
-    named = run.parent.name == MEMBERS and holds_run(group) and not holds_run(run)
-    return group if named else None
+    population = run.parent.parent
+    named = run.parent.name == MEMBERS and holds_run(population) and not holds_run(run)
+    return population if named else None
 
 
 def read_settings(run: Path) -> dict[str, Any]:
     """Return the settings of a run or a member; raise `SettingsError` if they cannot be read."""
-    return read_yaml(run / CONFIG) if group_of(run) is None else dict(_of_member(run).settings)
+    return read_yaml(run / CONFIG) if population_dir(run) is None else dict(_of_member(run).settings)
 
 
 def read_metadata(run: Path) -> dict[str, Any]:
     """Return the metadata of a run or a member, or `{}` if they are missing or damaged: no training depends on them."""
     try:
-        return read_json(run / METADATA) if group_of(run) is None else dict(_of_member(run).metadata)
+        return read_json(run / METADATA) if population_dir(run) is None else dict(_of_member(run).metadata)
     except SettingsError:
         return {}
 
 
 def open_log(run: Path, name: str) -> IO[bytes]:
     """Open a log of a run or a member for reading; raise `OSError` if there is none."""
-    if (group := group_of(run)) is None:
+    if (population := population_dir(run)) is None:
         return open(run / name, "rb")
-    return log_of_members(group, name)(number_of(run))
+    return log_of_members(population, name)(number_of(run))
 
 
 def log_of_members(population: Path, name: str) -> Callable[[int], IO[bytes]]:

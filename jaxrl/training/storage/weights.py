@@ -21,11 +21,11 @@ from jaxrl.training.memory import host_bytes
 from jaxrl.training.settings import GivenArrays, TrainerConfig, changes
 from jaxrl.training.storage.arrays import read_foreign, reason
 from jaxrl.training.storage.checkpoints import CheckpointError
-from jaxrl.training.storage.group import CHECKPOINTS, open_store, split_checkpoint, step_of
 from jaxrl.training.storage.layout import TREE
 from jaxrl.training.storage.leaves import flatten
 from jaxrl.training.storage.members import population_of
-from jaxrl.training.storage.run_dir import CONFIG, group_of, read_settings, require_run
+from jaxrl.training.storage.opening import open_store, split_checkpoint, step_of
+from jaxrl.training.storage.run_dir import CHECKPOINTS, CONFIG, population_dir, read_settings, require_run
 from jaxrl.trees import Key, PyTree, is_part, named_leaves, parts_of, path_of
 
 AGENT = "state/agent/"
@@ -180,7 +180,7 @@ def _require_run(run: Path, path: Path) -> None:
         raise SettingsError(
             "init_from: this run began with arrays given in Python; give them again, as in Trainer(..., init_from=tree)"
         )
-    is_run = (run / CONFIG).exists() or group_of(run) is not None
+    is_run = (run / CONFIG).exists() or population_dir(run) is not None
     if path.is_dir() and not is_run and not any(path.glob(f"*/{CONFIG}")):
         inside = next((file.parent for depth in ("*", "*/*") for file in sorted(path.glob(f"{depth}/{TREE}"))), None)
         hint = "" if inside is None else f"; there is one of these in it, {inside}"

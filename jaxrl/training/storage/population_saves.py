@@ -12,12 +12,8 @@ submitted theirs (`Collector`); a member that needs its row on disk sooner flush
 """
 
 import contextlib
-import json
-import os
-import shutil
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -25,19 +21,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl.errors import SettingsError, StorageError
-from jaxrl.paths import local
+from jaxrl.errors import StorageError
 from jaxrl.training.storage.arrays import FAULTS, Leaves, reason
-from jaxrl.training.storage.checkpoints import CheckpointError, Facts, Good, Store, is_step, standing, surplus
-from jaxrl.training.storage.files import new_directory, write_atomically
+from jaxrl.training.storage.checkpoints import CheckpointError, Facts, Good, Store, standing, surplus
 from jaxrl.training.storage.leaves import Entry, host_leaves
-from jaxrl.training.storage.logs import copy_logs
-from jaxrl.training.storage.members import require_no_member, resolve
-from jaxrl.training.storage.run_dir import METADATA, group_of, number_of, read_metadata, read_settings, write_settings
+from jaxrl.training.storage.run_dir import BEST, CHECKPOINTS
 from jaxrl.trees import PyTree
 
-CHECKPOINTS, BEST = "checkpoints", "best"
-"""Directories of a run's checkpoints and of its best policy."""
 MAX_WAIT_S = 10.0
 """Approximate time in seconds that a submitted row waits for other members."""
 FLUSH_WAIT_S = 0.25
@@ -48,40 +38,6 @@ MAX_ROWS = 1_000
 """Maximum rows of a save, whose manifest is read into memory."""
 MAX_SAVES = 4
 """Saves retained for few members beyond `keep`; rows still needed of older ones are rewritten into the next save."""
-
-
-def split_checkpoint(path: Path) -> tuple[Path, int | None]:
-    """Return the run that `path` names, and the step if it names one of the run's checkpoints."""
-    given = is_step(path.name) and path.parent.name == CHECKPOINTS
-    return (path.parent.parent, int(path.name)) if given else (path, None)
-
-
-def step_of(run: Path, step: int | str, store: Store) -> int:
-    """Return the step of a checkpoint in the `store` of `run`: `step`, or for `latest` that of the newest valid one.
-
-    Raises:
-      SettingsError: there is no such checkpoint.
-      NoCheckpointError: no checkpoint is valid.
-    """
-    if step == "latest":
-        return store.newest_facts()[0]
-    kept = store.steps()
-    if step not in kept:
-        there = f"kept are {', '.join(map(str, kept))}" if kept else "it keeps none"
-        raise SettingsError(f"{run} keeps no checkpoint of step {step}; {there}")
-    return int(step)
-
-
-def open_store(run: Path, name: str, opened: "dict[Path, Saves] | None" = None) -> Store:
-    """Open for reading what a run stores under `name`: its own store, or a member's part of its population's.
-
-    `opened` caches the population's stores, so that each is read once for all members.
-    """
-    if (population := group_of(run)) is None:
-        return Store(run / name, 1)
-    opened = {} if opened is None else opened
-    saves = opened.setdefault(population / name, Saves(population / name, 1))
-    return MemberStore(saves, number_of(run))
 
 
 def has_valid_save(population: Path) -> bool:
@@ -95,50 +51,6 @@ def has_valid_save(population: Path) -> bool:
             return False
 
     return not store.steps() or any(map(is_whole, store.steps()))
-
-
-def extract(run_dir: str | Path, member: int, to: str | Path) -> Path:
-    """Copy a member of a population to the directory `to`, as a run that can be resumed; return its path.
-
-    Raises:
-      SettingsError: there is no such member, or `to` exists.
-      StorageError: the copy cannot be written; no partial copy is left behind.
-    """
-    path, target = resolve(run_dir, member), Path(local(to))
-    if target.resolve().is_relative_to(Path(local(run_dir)).resolve()):
-        raise SettingsError(f"{target} lies inside {run_dir}, which stays as it is; choose another directory")
-    if os.path.lexists(target):
-        raise SettingsError(f"{target} exists already; choose another directory")
-    require_no_member(target)
-    try:
-        with new_directory(target) as made:
-            # Links are copied as links; the only one that `require_inside` allows is wandb's.
-            if path.is_dir():
-                shutil.copytree(path, made, symlinks=True, dirs_exist_ok=True)
-            write_atomically(made / METADATA, json.dumps(read_metadata(path), indent=2) + "\n")
-            copy_logs(path, made)
-            write_settings(made, read_settings(path))
-            for name in (CHECKPOINTS, BEST):
-                _copy_rows(open_store(path, name), made / name)
-    except (OSError, shutil.Error, StorageError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else _first(error)
-        raise StorageError(f"cannot write {target}: {reason}; nothing of it stays") from error
-    return target
-
-
-def _copy_rows(store: Store, to: Path) -> None:
-    """Copy a member's rows from the store of its population into `to`; warn of damaged ones."""
-    for step in store.steps() if isinstance(store, MemberStore) else ():
-        try:
-            store.copy(step, to)
-        except CheckpointError as error:
-            warnings.warn(f"{store.directory}: step {step} of the member is left out: {error}", stacklevel=3)
-
-
-def _first(error: Exception) -> str:
-    """Return the first failure that a `shutil.Error` has collected."""
-    failures = error.args[0] if error.args else ""
-    return str(failures[0][2] if isinstance(failures, list) and failures else failures)
 
 
 class Row(NamedTuple):
@@ -490,7 +402,7 @@ class Collector:
             until = time.monotonic() + FLUSH_WAIT_S
             self._blocked.add(member)
             self._condition.notify_all()
-            while self._is_waiting(job):
+            while any(job is other for jobs in self._waiting.values() for _, other in jobs):
                 there = self._blocked if self._ending else self._blocked | self._members_pending()
                 late = not self._ending and time.monotonic() > until
                 if self._expected <= there or late:
@@ -498,9 +410,6 @@ class Collector:
                 else:
                     self._condition.wait(None if self._ending else FLUSH_WAIT_S)
             self._blocked.discard(member)
-
-    def _is_waiting(self, job: "Future[int]") -> bool:
-        return any(job is other for jobs in self._waiting.values() for _, other in jobs)
 
     def _members_pending(self) -> set[int]:
         """Return the members with a pending checkpoint."""

@@ -28,7 +28,7 @@ from jaxrl.training.storage.run_dir import (
 )
 
 
-class GroupFiles:
+class PopulationFiles:
     """The files of a population, open for its members."""
 
     def __init__(self, directory: Path, saved: Callable[[Iterable[int]], Mapping[int, int]] | None) -> None:
@@ -48,7 +48,7 @@ class GroupFiles:
             write_atomically(directory / METRICS, "")  # there from the first moment on, for those who watch it
         diverged = [number for number in self._members if self.metadata(number).get("status") == "diverged"]
         steps = None if saved is None else {**saved(self._members), **dict.fromkeys(diverged, MAX_COUNT)}
-        self._logs = {name: GroupLog(directory / name, steps) for name in logs.LOGS}
+        self._logs = {name: PopulationLog(directory / name, steps) for name in logs.LOGS}
 
     def __contains__(self, number: int) -> bool:
         """Return whether the member has begun."""
@@ -70,7 +70,7 @@ class GroupFiles:
             self._members[number] = MemberFacts(now, {**before.metadata, **plain(metadata)})
             self._changed = True
 
-    def log(self, name: str) -> "GroupLog":
+    def log(self, name: str) -> "PopulationLog":
         """Return a log that all members share."""
         return self._logs[name]
 
@@ -119,7 +119,7 @@ class MemberFiles(NamedTuple):
 class MemberDir:
     """The files of one member, with the interface of a `RunDir`."""
 
-    def __init__(self, files: GroupFiles, number: int) -> None:
+    def __init__(self, files: PopulationFiles, number: int) -> None:
         self._files, self._number = files, number
         self.path = member_dir(files.directory, number)
         """Its name; a directory only once something is written there that the population's files have no place for."""
@@ -172,8 +172,13 @@ class MemberDir:
         """Do nothing: the lock is the population's."""
 
 
-class GroupLog:
-    """A log that all members of a population share."""
+class PopulationLog:
+    """A log that all members of a population share.
+
+    A row goes to `_pending`, and to the file at once unless the disk is full. Of each member either all rows on disk
+    are in memory (`_held`, from its rewind until it appends the next), or their size and checksum (`_sums`). A log to
+    be continued waits for the first rewind or row of a member (`_saved`), with the population's own rows in `_early`.
+    """
 
     def __init__(self, path: Path, saved: Mapping[int, int] | None) -> None:
         """Begin a log, or with `saved` continue one.
@@ -311,9 +316,9 @@ class GroupLog:
 
 
 class MemberLog:
-    """A member's part of a `GroupLog`, with the interface of a log of its own."""
+    """A member's part of a `PopulationLog`, with the interface of a log of its own."""
 
-    def __init__(self, log: GroupLog, number: int) -> None:
+    def __init__(self, log: PopulationLog, number: int) -> None:
         self.path = log.path
         self._log, self._number = log, number
 
