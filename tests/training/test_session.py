@@ -10,7 +10,7 @@ from toys_session import SPEC, Script, digest, drive, reached, single, small
 
 import jaxrl
 from jaxrl.spaces import to_elements, to_indices
-from jaxrl.training.session.inputs import describe_envs, take_obs
+from jaxrl.training.session.inputs import describe_envs, format_action, take_obs
 
 
 def test_one_environment_goes_without_the_axis_of_environments() -> None:
@@ -112,7 +112,7 @@ def test_actions_are_those_of_the_gymnasium_space() -> None:
         observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
         action_space = gymnasium.spaces.Discrete(3, start=5)
 
-    taken = describe_envs(Odd(), 1).action(np.arange(3, dtype=np.int32))
+    taken = format_action(describe_envs(Odd(), 1), np.arange(3, dtype=np.int32), single=False)
     assert taken.tolist() == [5, 6, 7]
     assert all(Odd.action_space.contains(action) for action in taken)
 
