@@ -241,7 +241,7 @@ class _Parts(NamedTuple):
     """Whether the network, given everything, must be kept from choosing actions by the privileged state."""
 
 
-VALUE_MODULES = ("value", "critic_torso")
+VALUE_MODULES = ("value", "critic_torso", "value_core")
 """Modules of a network whose parameters, and collections such as batch statistics, the policy has no part in."""
 CUSTOM_ARGUMENTS = ("make_optimizer", "make_network", "extra_loss")
 """Arguments for parts made in Python."""

@@ -1,6 +1,16 @@
 """Networks: torsos for any observation space, heads, recurrent cores, and custom networks."""
 
-from jaxrl.nn.cores import CORES, Cell, Core, FlaxCell, NNXCell, initial_memory, memories_before, register_core
+from jaxrl.nn.cores import (
+    CORES,
+    WINDOWED,
+    Cell,
+    Core,
+    FlaxCell,
+    NNXCell,
+    initial_memory,
+    memories_before,
+    register_core,
+)
 from jaxrl.nn.custom import (
     Ensemble,
     Network,

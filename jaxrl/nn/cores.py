@@ -604,6 +604,10 @@ CORES: dict[str, Callable[[int], Cell]] = {
 }
 
 
+WINDOWED = (TrXL, GTrXL)
+"""Those that attend to a number of earlier steps, `window`."""
+
+
 def register_core(name: str, make: Callable[[int], Cell]) -> None:
     """Register a custom cell for `--agent.core name` and `jaxrl.ppo(core=name)`, and all other agents with a core.
 
@@ -629,7 +633,7 @@ def make_cell(core: str, features: int, window: int) -> Cell:
     if core not in CORES:
         raise SettingsError(f"unknown core {core!r}; {suggest(core, ('none', *CORES))}")
     make = CORES[core]
-    return make(features, window) if make in (TrXL, GTrXL) else make(features)
+    return make(features, window) if make in WINDOWED else make(features)
 
 
 def initial_memory(core: str, features: int, layers: int = 1, window: int = 32) -> PyTree:

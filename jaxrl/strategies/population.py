@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from itertools import combinations as combinations_of, product
 from typing import Any, NamedTuple
 
 import jax
@@ -221,6 +221,27 @@ def make_population(
         for seed in range(seeds)
     ]
     return Population(tuple(made), settings, search, layout)
+
+
+def require_compatible(strategy: Strategy, sweep: Sweep) -> None:
+    """Raise `SettingsError` if values of two swept settings of the agent contradict each other.
+
+    PBT may give any of them to a member, whatever the members begin with.
+    """
+    ends = {name: (_lowest(x), _highest(x)) for name, x in sweep.items() if name.startswith("agent.")}
+    for a, b in combinations_of(ends, 2):
+        for pair in product(ends[a], ends[b]):
+            try:
+                _check_agent(replace_settings(strategy.info.settings or {}, dict(zip((a, b), pair, strict=True))))
+            except SettingsError as error:
+                raise SettingsError(
+                    f"pbt may give a member {a} {pair[0]:g} with {b} {pair[1]:g}: {error}; sweep values that all go "
+                    "together"
+                ) from error
+
+
+def _lowest(values: Sequence[Any] | Range) -> float:
+    return values.low if isinstance(values, Range) else min(float(value) for value in values)
 
 
 def _highest(values: Sequence[Any] | Range) -> float:

@@ -1,6 +1,6 @@
 """Settings of trainers and sessions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar, cast
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self, TypeVar, cast
 from jaxrl.agents.fields import SequenceConfig
 from jaxrl.envs.registry import registered_envs
 from jaxrl.errors import SettingsError, check_between, check_count, suggest
+from jaxrl.nn import CORES, WINDOWED
 from jaxrl.parsing import as_int
 from jaxrl.paths import local
 from jaxrl.registry import ALGORITHMS, RECORDERS, import_name, split_suite
@@ -425,15 +426,19 @@ OF_ACTORS = frozenset(ActorsConfig.__dataclass_fields__) - {"actors"}
 def unread(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the settings that nothing reads under `settings`.
 
-    They are those of a distribution of returns without one, those of sequences without a recurrent core, those of
-    actors without any, `stagger` with them, `send` of actors with rollouts, of which each is a block, `demo_share`
-    without demonstrations, and `READ_WITH`. What an algorithm of the user's own reads is not known, so none of its
-    settings are among them.
+    They are those of a distribution of returns without one, those of sequences and of a core without a recurrent core,
+    `core_window` with one that has no window, those of actors without any, `stagger` with them, `send` of actors with
+    rollouts, of which each is a block, `demo_share` without demonstrations, and `READ_WITH`. What an algorithm of the
+    user's own reads is not known, so none of its settings are among them.
     """
     agent, row = settings.get("agent"), ALGORITHMS.get(str(settings.get("algo")))
     built_in = row is not None and row.make is None
     known = agent if built_in and isinstance(agent, Mapping) else {}
-    of_core = SequenceConfig.__dataclass_fields__ if known.get("core") == "none" else ()
+    of_core: Collection[str] = ()
+    if known.get("core") == "none":
+        of_core = (*SequenceConfig.__dataclass_fields__, "critic_core")
+    elif "core" in known and CORES.get(known["core"]) not in WINDOWED:
+        of_core = ("core_window",)
     of_returns: tuple[str, ...] = ()
     if "values" in known:
         of_returns += () if known["values"] == "c51" else ("v_min", "v_max")

@@ -68,6 +68,12 @@ def test_at_first_the_value_learns_alone() -> None:
     assert first == {"critic_torso", "value", "actor_torso", "policy"}
 
 
+def test_at_first_a_core_of_the_values_own_learns_and_the_policys_does_not() -> None:
+    agent = jaxrl.ppo(**SMALL, core="gru", core_features=4, critic_core="separate", critic_warmup=20)
+    (moved,) = ({path.split("/")[2] for path in paths} for paths in changed(agent, DISCRETE, 0))
+    assert moved == {"critic_torso", "value_core", "value"}
+
+
 class Normalised(nn.Module):
     """Batch normalisation before the policy, and in what belongs to the value alone."""
 

@@ -267,6 +267,8 @@ REFUSED: dict[str, list[Row]] = {
         (jaxrl.sac, {"noise_memory": 0.5}, NUMBERS, r"noise_memory is 0\.5, but Toy has Discrete actions"),
         (jaxrl.td3, {"noise_min": 0.2}, BUILT_AT_ONCE,
          r"agent\.noise_min is 0\.2 and agent\.noise 0\.1; expected noise_min at most noise"),
+        (jaxrl.td3, {"noise_min": 0.2, "noise": jaxrl.linear(0.4, 0.05, 100)}, BUILT_AT_ONCE,
+         r"agent\.noise_min is 0\.2 and agent\.noise 0\.05 \(the least of its schedule\); expected noise_min at most"),
         *[
             (make, {"core": "gru", "noise_memory": 0.5}, BUILT_AT_ONCE,
              r"noise_memory is 0\.5 and agent\.core gru.*set core to none, or noise_memory to 0")

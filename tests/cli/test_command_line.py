@@ -327,6 +327,7 @@ def test_a_command_calls_itself_as_it_was_called(begin: list[str], called: str, 
         (["dqn", "--agent.munchausen-temperature", "0.1"], "agent.munchausen_temperature"),
         (["dqn", "--buffer.alpha", "0.5", "--buffer.beta=1"], "buffer.alpha, buffer.beta"),
         (["dqn", "--demo-share", "0.25"], "demo_share"),
+        (["ppo", "--agent.critic-core", "none", "--agent.core-layers=2"], "agent.core_layers, agent.critic_core"),
         (["dqn", "--send", "2", "--max-lag", "0", "--actor-engine", "threads"], "actor_engine, max_lag, send"),
     ],
 )
@@ -342,12 +343,19 @@ def test_a_flag_that_nothing_reads_is_noted(args: list[str], names: str) -> None
         "munchausen": ["--agent.munchausen", "0.9"],
         "alpha": ["--buffer.prioritised"],
         "demo_share": ["--demos", "shown.npz"],
+        "critic_core": ["--agent.core", "gru"],
         "send": ["--env", "gymnasium:CartPole-v1"],
     }
     own = next(flags for name, flags in used.items() if name in names)
     swept = ["--sweep", "buffer.prioritised=False,True", "agent.munchausen=0,0.9"]
     for more in (own, swept):
         assert not [note for note in parse([*args, *more]).notes if note.startswith("nothing reads")]
+
+
+def test_a_window_is_noted_beside_a_core_without_one() -> None:
+    notes = lambda core: parse(["ppo", "--agent.core", core, "--agent.core-window", "9"]).notes
+    assert notes("gru")[-1].startswith("nothing reads agent.core_window under these settings")
+    assert not [note for note in notes("trxl") if note.startswith("nothing reads")]
 
 
 @pytest.mark.parametrize(

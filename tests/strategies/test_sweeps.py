@@ -145,6 +145,21 @@ def test_values_of_a_member_that_contradict_its_other_settings_are_refused() -> 
         jaxrl.population(fast, sweep={"agent.noise": [0.0005, 0.4]})
 
 
+def test_pbt_may_not_lead_members_into_values_that_contradict_each_other() -> None:
+    """The two members begin with values that go together."""
+    agent, buffer = jaxrl.fast_td3(features=(4,), critic_features=(4,), atoms=5), jaxrl.uniform(256, batch_size=8)
+    fast = jaxrl.off_policy(jaxrl.make_env("Pendulum-v1"), agent, buffer=buffer, num_envs=4, opt_interval=4)
+
+    def begun(most: float) -> jaxrl.Trainer:
+        sweep = {"agent.noise": jaxrl.between(0.2, 0.5), "agent.noise_min": jaxrl.between(0.1, most)}
+        made = jaxrl.population(fast, sweep=sweep, members=2, search=jaxrl.PBT(interval=10))
+        return jaxrl.Trainer(made, max_opts=20, eval_interval=10, eval_episodes=2)
+
+    begun(0.2)
+    with pytest.raises(jaxrl.SettingsError, match=r"pbt may give a member agent.noise 0.2 with agent.noise_min 0.3: "):
+        begun(0.3)
+
+
 def test_a_strategy_made_by_hand_can_have_several_seeds() -> None:
     made = jaxrl.population(counting(), seeds=3)
     assert [member.seed for member in made.members] == [0, 1, 2]

@@ -20,7 +20,7 @@ from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.parsing import flatten_settings, format_repr
 from jaxrl.paths import reason_of_path
 from jaxrl.strategies.base import Strategy
-from jaxrl.strategies.population import Population, require_movable, require_stream, with_values
+from jaxrl.strategies.population import Population, require_compatible, require_movable, require_stream, with_values
 from jaxrl.strategies.search import PBT, Verdict
 from jaxrl.training.episodes import reports_episodes
 from jaxrl.training.evaluator import EvaluateFn, ScoreFn, mean_return
@@ -386,6 +386,7 @@ class PopulationTrainer:
                 raise SettingsError("pbt: the members have different programs, so none can take another's place")
             require_stream(members[0].strategy)
             require_movable(members[0].strategy, members[0].swept)
+            require_compatible(members[0].strategy, search.sweep)
         return Gates(search, members, config)
 
     def _waits(self, run: MemberRun, report: Report) -> bool:
