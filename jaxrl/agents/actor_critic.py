@@ -110,6 +110,9 @@ class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
     policy_coef: Weight = 1.0
     """Weight of the policy objective and the entropy bonus beside a teacher or demonstrations; 0: learn the policy from
     these alone."""
+    recompute_advantage: bool = False
+    """Compute advantages and value targets anew before each epoch, with the values of then; otherwise once for all
+    epochs."""
     normalise_advantage: Annotated[str, OneOf(("minibatch", "batch", "none"))] = "minibatch"
     """Normalise advantages to mean 0 and standard deviation 1 over each minibatch, over the whole batch, or not at all
     (none). A minibatch of a single sample is left as it is."""
@@ -365,6 +368,7 @@ def _build(name: str, config: PPOConfig, custom: CustomParts, spec: EnvSpec) -> 
         fns=AgentFns(
             stop=partial(_stop, config.target_kl) if config.target_kl else None,
             measure=_measure if config.baseline else None,
+            refresh=partial(_refresh, parts) if config.recompute_advantage else None,
             behave=partial(_act, parts, with_log_prob=True),
             imitate=partial(_imitate, head),
         ),
@@ -551,6 +555,15 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
     if parts.config.desired_kl and "log_prob" not in items.extras:
         sample = sample._replace(policy_bits=jnp.full(log_prob.shape, _policy_bits(params)))
     return sample._replace(log_prob=behaviour, value=value, advantage=as_sample(advantage), target=as_sample(target))
+
+
+def _refresh(parts: _Parts, state: ActorCriticState, rollout: Rollout, prepared: Sample) -> Sample:
+    """Return a rollout's steps with advantages and targets by the values of now, as `RefreshFn`.
+
+    Ratios are still formed with the policy that acted (Andrychowicz et al. 2020, https://arxiv.org/abs/2006.05990,
+    section 3.5).
+    """
+    return _prepare(parts, state, rollout)._replace(log_prob=prepared.log_prob, policy_bits=prepared.policy_bits)
 
 
 def _teacher_outputs(extras: Mapping[str, Array]) -> Array:

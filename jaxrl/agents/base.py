@@ -71,6 +71,12 @@ class MeasureFn(Protocol):
         ...
 
 
+class RefreshFn(Protocol):
+    def __call__(self, state: PyTree, rollout: Rollout, prepared: PyTree, /) -> PyTree:
+        """Return what `prepare` returned for a rollout, with advantages and targets by the parameters of now."""
+        ...
+
+
 class ImitateFn(Protocol):
     def __call__(self, items: PyTree, demos: Demonstrations, /) -> PyTree:
         """Return the items of a minibatch `[B, ...]` with a demonstration beside each, for `update` to imitate."""
@@ -119,6 +125,8 @@ class AgentFns(NamedTuple):
 
     Actors on the host use it, because their parameters may be older than the learner's; `prepare` then uses these
     log-probabilities."""
+    refresh: RefreshFn | None = None
+    """For an agent whose advantages are computed again before each epoch."""
     imitate: ImitateFn | None = None
     """For an agent that learns from demonstrations beside its rollouts."""
     publish: StripFn | None = None

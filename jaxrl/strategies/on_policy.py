@@ -219,6 +219,11 @@ def make_minibatch_schedule(
     for name, value in counts.items():
         check_count(name, value)
     schedule = MinibatchSchedule(agent, num_envs, **counts)
+    if agent.fns.refresh is not None and schedule.epochs == 1:
+        raise SettingsError(
+            "agent.recompute_advantage is set, but epochs is 1, which leaves nothing to compute anew; set epochs above "
+            "1, or recompute_advantage to false"
+        )
     if schedule.rollout * num_envs > MAX_STEPS:
         raise SettingsError(
             f"a rollout of {schedule.rollout} steps in {num_envs * shards} environments has more than "
@@ -283,12 +288,11 @@ def learn(schedule: MinibatchSchedule, state: State, items: Transition, key: Key
     """
     assert schedule.agent.prepare is not None
     rollout = Rollout(items, last_steps(items))
-    # Advantages and targets are computed once, with the parameters of the beginning of the iteration.
+    # Advantages and targets are of the parameters at the beginning of the iteration, unless the agent has `refresh`.
     prepared = schedule.agent.prepare(state.agent, rollout)  # leaves `[num_items, ...]`
     measured = schedule.agent.fns.measure(prepared) if schedule.agent.fns.measure else {}
-    take = make_minibatches(prepared, schedule.minibatches)
 
-    def update(carry: tuple[Any, Array], xs: tuple[Array, Key], opt_step: Array) -> Any:
+    def update(take: Callable[[Array], Batch], carry: tuple[Any, Array], xs: tuple[Array, Key], opt_step: Array) -> Any:
         index, key = xs
         batch = take(index)
         if schedule.demos is not None:
@@ -302,10 +306,21 @@ def learn(schedule: MinibatchSchedule, state: State, items: Transition, key: Key
     # `[epochs, num_items] -> [epochs * minibatches, items per minibatch]`: one row per update.
     indices = order.reshape(schedule.updates, -1)
     update_keys = jax.random.split(update_key, schedule.updates)
+    first = _first_opt_step(schedule, t)
     # The flag of a requested stop is carried over the updates of this rollout alone.
-    (new_state, _), metrics = repeat(
-        update, (state, jnp.bool_(False)), (indices, update_keys), _first_opt_step(schedule, t), schedule.updates
-    )
+    begun = (state, jnp.bool_(False))
+    refresh, minibatches = schedule.agent.fns.refresh, schedule.minibatches
+    if refresh is None:
+        take = make_minibatches(prepared, minibatches)
+        (new_state, _), metrics = repeat(partial(update, take), begun, (indices, update_keys), first, schedule.updates)
+    else:
+
+        def epoch(carry: tuple[Any, Array], xs: tuple[Array, Key], number: Array) -> Any:
+            take = make_minibatches(refresh(carry[0].agent, rollout, prepared), minibatches)
+            return repeat(partial(update, take), carry, xs, first + number * minibatches, minibatches)
+
+        by_epoch = jax.tree.map(lambda x: x.reshape(schedule.epochs, minibatches, *x.shape[1:]), (indices, update_keys))
+        (new_state, _), metrics = repeat(epoch, begun, by_epoch, jnp.uint32(0), schedule.epochs)
     return new_state, {**guard.return_bound_metrics(items), **measured, **metrics}
 
 

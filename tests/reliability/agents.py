@@ -160,7 +160,13 @@ _MAKERS: dict[str, Callable[[], jaxrl.Strategy]] = {
     "ppo": lambda: _on_policy(jaxrl.ppo(features=(8,), lr_decay=80), minibatches=2),
     "ppo, continuous and squashed, normalised": lambda: _on_policy(
         jaxrl.ppo(
-            features=(8,), squash=True, free_scale=False, vf_clip_eps=0.2, normalise_advantage="batch", accumulate=2
+            features=(8,),
+            squash=True,
+            free_scale=False,
+            vf_clip_eps=0.2,
+            normalise_advantage="batch",
+            recompute_advantage=True,
+            accumulate=2,
         ),
         jaxrl.chain(jaxrl.normalise_obs(), jaxrl.normalise_reward(0.9), jaxrl.one_step(0.9)),
         "Pendulum-v1",

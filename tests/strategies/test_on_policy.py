@@ -12,14 +12,15 @@ from toys_closed_form import TOYS, action_preference, counting_env
 from toys_envs import counting, nan_at
 from toys_steps import KEY, begun, require_episodes, stepper, walk, watched
 
-from jaxrl.agents import Agent, AgentFns, dqn, ppo
+from jaxrl.agents import Agent, AgentFns, a2c, dqn, ppo
+from jaxrl.agents.returns import last_steps
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Stat
 from jaxrl.processors import chain, frame_stack, n_step, one_step, reward_scale
 from jaxrl.strategies import on_policy
 from jaxrl.training.program import jit_run, state_shapes
 from jaxrl.trees import tree_bytes
-from jaxrl.types import RecurrentObs, Rollout, Transition
+from jaxrl.types import Batch, RecurrentObs, Rollout, Transition
 from jaxrl.xla import ahead
 from jaxrl.xla.shuffle import random_orders
 
@@ -247,6 +248,66 @@ def test_exploration_is_told_the_optimisation_steps_done_before_the_rollout():
     strategy = make(agent, epochs=2)
     told, _ = watched(strategy, 3, lambda state: state.agent)
     np.testing.assert_array_equal(told, np.repeat([[0], [2], [4]], 15, axis=1))
+
+
+# --- advantages computed anew -----------------------------------------------------------------------------------
+
+
+@pytest.mark.every_day("3-2-7", "2-1-3")
+@pytest.mark.parametrize(("epochs", "minibatches", "rollout"), [(3, 2, 7), (2, 1, 3), (4, 1, 3)])
+def test_what_is_learnt_from_is_refreshed_before_each_epoch_alone(epochs, minibatches, rollout):
+    """Each update adds 1. The rollout was prepared with the hundreds, and refreshed with the rest."""
+    updates, num_envs = epochs * minibatches, 2
+    begin = (jnp.float32(0), jnp.zeros(updates))
+
+    def update(state, batch, key, opt_step):
+        made, seen = state
+        seen = seen.at[opt_step.astype(jnp.int32) % updates].set(batch.items.mean())
+        return (made + 1, seen), {}, jnp.zeros(batch.weight.shape)
+
+    prepare = lambda state, rollout: jnp.full(rollout.last.size, 100 * state[0])
+    refresh = lambda state, rollout, prepared: prepared + jnp.full(rollout.last.size, state[0])
+    agent = lambda spec: coins(
+        spec, init=lambda key: begin, update=update, prepare=prepare, fns=AgentFns(refresh=refresh)
+    )
+    strategy = make(agent, num_envs=num_envs, rollout=rollout, epochs=epochs, minibatches=minibatches)
+    seen, _ = watched(strategy, 3, lambda state: state.agent[1])
+    at_rollout = updates * np.arange(3)[:, None]
+    at_epoch = at_rollout + np.repeat(np.arange(epochs) * minibatches, minibatches)
+    np.testing.assert_array_equal(seen, 100 * at_rollout + at_epoch)
+
+
+@pytest.mark.every_day("ppo")
+@pytest.mark.parametrize("name", ["ppo", "with a memory"])
+def test_ppo_takes_the_values_of_each_epoch_and_the_policy_that_acted(name):
+    """An iteration of two epochs, put together by hand."""
+    own = {"core": "gru", "core_features": 4} if name == "with a memory" else {}
+    agent = ppo(features=(8,), lr=0.1, vf_coef=1.0, recompute_advantage=True, **own)
+    strategy = make(agent, TOYS["delayed_reward"](GAMMA).env, num_envs=4, rollout=6, epochs=2)
+    built = agent(strategy.env.spec)
+
+    @jax.jit
+    def both(state, key):
+        whole, _ = strategy.step(state, key, jnp.uint32(0))
+        _, items, _ = strategy.step.collect(state, jax.random.split(key)[0], jnp.uint32(0))
+        rollout = Rollout(items, last_steps(items))
+        first = built.prepare(state.agent, rollout)
+        batch = lambda items: Batch(items, jnp.arange(len(items.weight)), jnp.ones(len(items.weight)))
+        once, _, _ = built.update(state.agent, batch(first), key, jnp.uint32(0))
+        second = built.prepare(once, rollout)
+        moved = jnp.abs(second.advantage - first.advantage).max(), jnp.abs(second.log_prob - first.log_prob).max()
+        twice, _, _ = built.update(once, batch(second._replace(log_prob=first.log_prob)), key, jnp.uint32(1))
+        return whole.agent.params, twice.params, moved
+
+    whole, by_hand, moved = both(begun(strategy), jax.random.key(4))
+    assert min(moved) > 1e-3
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), whole, by_hand)
+
+
+@pytest.mark.parametrize("agent", [ppo, a2c])
+def test_advantages_cannot_be_computed_anew_before_a_single_epoch(agent):
+    with pytest.raises(SettingsError, match=r"recompute_advantage is set, but epochs is 1.*; set epochs above 1"):
+        make(agent(features=(8,), recompute_advantage=True), epochs=1)
 
 
 # --- settings ---------------------------------------------------------------------------------------------------
