@@ -41,6 +41,7 @@ from jaxrl.agents.fields import (
     NetworkConfig,
     OneOf,
     OptimizerConfig,
+    Positive,
     Rate,
     Real,
     Share,
@@ -128,6 +129,9 @@ class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
     free_scale: bool = True
     """Learn one scale of continuous actions for all observations; otherwise the network predicts it from the
     observation."""
+    init_std: Positive = 1.0
+    """Standard deviation of continuous actions at the start, in half-widths of their bounds (with squash, before tanh);
+    needs free_scale."""
     layer_norm: bool = False
     """Apply layer normalisation before each activation."""
     shared: bool = False
@@ -320,6 +324,11 @@ def _check(config: PPOConfig, custom: Mapping[str, Any]) -> None:
     if config.desired_kl and not config.lr:
         raise SettingsError("agent.lr is 0, which agent.desired_kl cannot adapt; set it above 0")
     sequences.check_core(config, make_network=custom["make_network"])
+    if config.init_std != 1 and not config.free_scale:
+        raise SettingsError(
+            f"agent.init_std is {config.init_std}, but with agent.free_scale off the network predicts the scale; turn "
+            "free_scale on, or leave init_std at 1"
+        )
     if config.shared and config.core != "none" and config.critic_core != "shared":
         raise SettingsError(
             f"agent.shared is on, but with agent.critic_core {config.critic_core} the value has a torso of its own; "
@@ -399,6 +408,7 @@ def _network(config: PPOConfig, spec: EnvSpec, head: Head) -> Network:
         spec.observation_space if masks.has_entry(spec.observation_space, PRIVILEGED) else None,
         config.critic_core == "shared",
         config.make_core() if config.critic_core == "separate" else None,
+        config.init_std,
     )
 
 

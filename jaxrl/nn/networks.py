@@ -1,5 +1,6 @@
 """Networks of a torso and heads. Torsos may compute in bfloat16; heads, and so all outputs, are float32."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -201,6 +202,8 @@ class ActorCritic(nn.Module):
     """Share the core, and the torso before it; otherwise the value function has its own torso."""
     value_core: Core | None = None
     """The value function's own core after its torso; memories are then those of policy and value, a pair."""
+    init_std: float = 1.0
+    """Exponential of the log-scales at the start."""
 
     def setup(self) -> None:
         make = lambda space: make_torso(
@@ -219,7 +222,8 @@ class ActorCritic(nn.Module):
         self.policy = dense(self.outputs - self.scales, kernel_init(True, 0.01))
         self.value = dense(1, kernel_init(True, 1.0))
         if self.scales:
-            self.log_std = self.param("log_std", nn.initializers.zeros, (self.scales,), jnp.float32)
+            begin = nn.initializers.constant(math.log(self.init_std))
+            self.log_std = self.param("log_std", begin, (self.scales,), jnp.float32)
 
     @property
     def _joint(self) -> bool:

@@ -287,6 +287,9 @@ REFUSED: dict[str, list[Row]] = {
     ],
     "policy gradients": [
         (jaxrl.ppo, {"surrogate": "weighted"}, BUILT_AT_ONCE, "weighted needs V-trace"),
+        (jaxrl.a2c, {"init_std": 0.5, "free_scale": False}, BUILT_AT_ONCE,
+         r"agent\.init_std is 0\.5, but with agent\.free_scale off .*; turn free_scale on, or leave init_std at 1"),
+        (jaxrl.ppo, {"init_std": 0.0}, BUILT_AT_ONCE, r"agent\.init_std is 0\.0"),
     ],
     "residual blocks": [
         (make, {"torso": "simba", **settings}, NUMBERS, said)
