@@ -45,6 +45,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "playground-reach": reach.playground,
     "craftax-reach": reach.craftax,
     "mujoco-reach": reach.mujoco,
+    "mujoco-ppo-reach": reach.mujoco_ppo,
     "memory-reach": reach.memory,
     "cores-reach": reach.cores,
     "cores-cost": speed.cores,

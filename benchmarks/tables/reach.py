@@ -199,15 +199,22 @@ def playground() -> str:
     return f"{markdown(head, lines)}\n\n{PRESETS}"
 
 
-MUJOCO = {"HalfCheetah-v4": {"sac": (4212, 6156), "crossq": (6345, 8112)}}
+MUJOCO = {
+    "HalfCheetah-v4": {"sac": (4212, 6156), "crossq": (6345, 8112)},
+    "Hopper-v4": {"sac": (530, 1103), "crossq": (1421, 2764)},
+    "Walker2d-v4": {"sac": (384, 690), "crossq": (1096, 3914)},
+}
 MUJOCO_STEPS = (50_000, 100_000)
 """Environment steps, and the returns of evaluations then by task and agent, means over ten seeds: SAC's (at 49 998 and
 99 996) and CrossQ's from `results/baseline/*.csv` of https://github.com/dojeon-ai/SimbaV2 (commit 14fafb2)."""
+MUJOCO_PPO = {"HalfCheetah-v4": "5783.9 ± 1244.0", "Hopper-v4": "2609.3 ± 700.8", "Walker2d-v4": "3588.5 ± 756.6"}
+"""Best evaluations of PPO in a million steps of version 3, mean and standard deviation over ten seeds:
+`examples/mujoco/README.md` of https://github.com/thu-ml/tianshou (commit f240205)."""
 
 
 def mujoco() -> str:
     """Return the evaluations of agents in Gymnasium's MuJoCo tasks, beside published ones after as many steps."""
-    rows = [row for one in presets() for row in one.rows if split_suite(row["env"])[1] in MUJOCO]
+    rows = [row for row in _in_mujoco() if row["algo"] != "ppo"]
     how = lambda row: (split_suite(row["env"])[1], row["algo"], " ".join(_agents_flags(row["flags"])))
     lines = []
     for task, algo, flags in sorted({how(row) for row in rows}):
@@ -217,8 +224,28 @@ def mujoco() -> str:
             if scores:
                 told = [spaced(at), str(len(scores)), learning.mean_and_deviation(scores), str(published)]
                 version = harness.versions(row["jaxrl"] for row in own)
-                lines.append([task, f"`{algo}`", f"`{flags}`" if flags else "the defaults", *told, version])
+                lines.append([task, f"`{algo}`", f"`{flags}`" if flags else _settings(own[0]), *told, version])
     head = ["task", "agent", "settings", "environment steps", "seeds", "evaluation", "published", "jaxrl"]
+    return f"{markdown(head, lines)}\n\n{PRESETS}"
+
+
+def _in_mujoco() -> list[Row]:
+    return [row for one in presets() for row in one.rows if split_suite(row["env"])[1] in MUJOCO]
+
+
+def _settings(row: Row) -> str:
+    return "the preset" if row["preset"] else "the defaults"
+
+
+def mujoco_ppo() -> str:
+    """Return what the preset of PPO reaches in Gymnasium's MuJoCo tasks, beside Tianshou's."""
+    rows, lines = [row for row in _in_mujoco() if row["algo"] == "ppo" and row["preset"] and not row["flags"]], []
+    for task, published in MUJOCO_PPO.items():
+        own = [row for row in rows if split_suite(row["env"])[1] == task]
+        reached = [learning.mean_and_deviation([row[name] for row in own]) for name in ("best", "last")]
+        counts = [spaced(own[0]["env_steps"]), str(len(own))]
+        lines.append([task, *counts, *reached, published, harness.versions(row["jaxrl"] for row in own)])
+    head = ["task", "environment steps", "seeds", "best policy", "last policy", "Tianshou", "jaxrl"]
     return f"{markdown(head, lines)}\n\n{PRESETS}"
 
 
