@@ -264,8 +264,7 @@ def _leaves_of(taken: Callable[[Any], Any], state: Any) -> tuple[Any, list[str]]
 def _learner_shapes(agent: Agent, processor: Processor, spec: EnvSpec) -> _Learner:
     """Return the shapes of a training state, as far as a policy needs them."""
     init = lambda key: _Learner(agent.init(key), processor.init(spaces.space_zeros(spec.observation_space, 1)))
-    shapes: _Learner = jax.eval_shape(init, make_key(0))
-    return shapes
+    return jax.eval_shape(init, make_key(0))
 
 
 def env_in(settings: Mapping[str, Any], given: Collection[str] = ()) -> tuple[str, Mapping[str, Any]]:

@@ -183,8 +183,7 @@ RECORDERS: dict[str, RecorderRow] = {
 
 def import_name(module: str, name: str) -> Callable[..., Any]:
     """Import `name` from `module`."""
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
+    return getattr(importlib.import_module(module), name)
 
 
 def algorithm_maker(algo: str) -> Callable[..., Any]:

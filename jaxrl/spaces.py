@@ -287,8 +287,7 @@ def to_channels_last(space: Space) -> Space:
         low, high = (_transpose_bound(bound, leaf.shape) for bound in (leaf.low, leaf.high))
         return Box(low, high, (*leaf.shape[1:], leaf.shape[0]), leaf.dtype)
 
-    converted: Space = jax.tree.map(convert, space, is_leaf=is_leaf)
-    return converted
+    return jax.tree.map(convert, space, is_leaf=is_leaf)
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:

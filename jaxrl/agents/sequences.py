@@ -71,8 +71,7 @@ def rollout_sequences(sample: Sample, items: Transition) -> Sample:
     """
     rollout: Any = cast(Any, sample)._replace(obs=items.obs.obs, is_first=items.is_first)
     by_env: Any = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), rollout)
-    result: Sample = by_env._replace(memory=jax.tree.map(lambda x: x[0], items.obs.memory))
-    return result
+    return by_env._replace(memory=jax.tree.map(lambda x: x[0], items.obs.memory))
 
 
 def learnt_steps(tree: PyTree, burn_in: int) -> PyTree:
@@ -122,14 +121,12 @@ def memories_of(
     next_memory = _unroll_core(network, variables, RecurrentObs(late, first_memory), first_late)
     memory = memories_before(first_memory, next_memory, first_late.T)
     # `[T, B, ...] -> [B * T, ...]`, the order of all other arrays.
-    flat: tuple[PyTree, PyTree] = jax.tree.map(lambda x: merge_axes(jnp.moveaxis(x, 0, 1)), (memory, next_memory))
-    return flat
+    return jax.tree.map(lambda x: merge_axes(jnp.moveaxis(x, 0, 1)), (memory, next_memory))
 
 
 def _unroll_core(network: Network, variables: PyTree, inputs: RecurrentObs, is_first: Array) -> PyTree:
     """Return the memories after each step of sequences, `[T, B, ...]`."""
-    memories: PyTree = cast(Any, network).apply(variables, inputs, is_first, method="apply_core")[0]
-    return memories
+    return cast(Any, network).apply(variables, inputs, is_first, method="apply_core")[0]
 
 
 def sequence_targets(bootstrap: Future, items: Transition, config: SequenceConfig) -> Future:
@@ -150,8 +147,7 @@ def sequence_targets(bootstrap: Future, items: Transition, config: SequenceConfi
         return at_last_step._replace(reward=target.reward, discount=target.discount)
 
     by_sequence = jax.tree.map(lambda x: x.reshape(*cut.shape, *x.shape[1:]), bootstrap)
-    targets: Future = jax.tree.map(merge_axes, jax.vmap(over_steps)(by_sequence, cut))
-    return targets
+    return jax.tree.map(merge_axes, jax.vmap(over_steps)(by_sequence, cut))
 
 
 def sequence_priorities(error: Array, sequences: int, share: float) -> Array:

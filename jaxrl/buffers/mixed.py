@@ -77,8 +77,7 @@ def _sample(parts: _Parts, state: MixedState, key: Key, pushes: Array, opt_step:
     ring = parts.ring.sample(state.ring, ring_key, pushes, opt_step)
     # Their buffer has seen one push, however many went to the ring.
     demos = parts.demos.sample(state.demos, demo_key, jnp.uint32(1), opt_step)
-    both: Batch = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), ring, demos)
-    return both
+    return jax.tree.map(lambda x, y: jnp.concatenate([x, y]), ring, demos)
 
 
 def _reprioritise(parts: _Parts, state: MixedState, index: Array, priority: Array) -> MixedState:

@@ -84,8 +84,7 @@ def check_settings(name: str, params: Mapping[str, Any], known: Iterable[str]) -
 
 
 def _registered_kwargs(id_: str) -> Mapping[str, Any]:
-    known: Mapping[str, Any] = require_extra("gymnasium", PURPOSE).registry[id_.rpartition(":")[2]].kwargs
-    return known
+    return require_extra("gymnasium", PURPOSE).registry[id_.rpartition(":")[2]].kwargs
 
 
 def make_game(

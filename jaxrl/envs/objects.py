@@ -58,8 +58,7 @@ def adapt_object(given: object, name: str | None = None) -> Env | None:
     library = library_of(given)
     if library is None:
         return None
-    env: Env = getattr(importlib.import_module(f"jaxrl.envs.{library}"), LIBRARIES[library].maker)(given, name=name)
-    return env
+    return getattr(importlib.import_module(f"jaxrl.envs.{library}"), LIBRARIES[library].maker)(given, name=name)
 
 
 def require_library(module: str) -> Any:

@@ -243,8 +243,7 @@ def times(x: Number, y: Number) -> Number:
 
 def plus(x: Number, y: Number) -> Number:
     """Add two real or two complex numbers."""
-    total: Number = jax.tree.map(jnp.add, x, y)
-    return total
+    return jax.tree.map(jnp.add, x, y)
 
 
 def _per_feature(parameter: Array, x: Array) -> Array:
@@ -259,8 +258,7 @@ def _exp(real: Array, imag: Array) -> tuple[Array, Array]:
 
 def _real_product(matrices: Any, h: tuple[Array, Array]) -> Array:
     """Return the real part of a complex matrix, given as two layers, times `h`."""
-    product: Array = matrices[0](h[0]) - matrices[1](h[1])
-    return product
+    return matrices[0](h[0]) - matrices[1](h[1])
 
 
 def slow_gate(key: Key, shape: Any, dtype: Any = jnp.float32) -> Array:

@@ -79,8 +79,7 @@ def forward(network: Network, variables: PyTree, *args: Any, key: Key | None) ->
         return network.with_outputs_axis(out), collections
     # Linen returns updated collections only if they are named as mutable.
     learning: Any = network.apply
-    made: tuple[Any, PyTree] = learning(variables, *args, train=True, rngs={"dropout": key}, mutable=list(collections))
-    return made
+    return learning(variables, *args, train=True, rngs={"dropout": key}, mutable=list(collections))
 
 
 def split_variables(variables: PyTree) -> tuple[PyTree, PyTree]:

@@ -127,8 +127,7 @@ def make_layers(
     dropout.
     """
     if kind in RESIDUAL:
-        built: nn.Module = RESIDUAL[kind](features, activation, noisy, dtype)
-        return built
+        return RESIDUAL[kind](features, activation, noisy, dtype)
     return MLP(features, activation, layer_norm, orthogonal, noisy, dtype, dropout)
 
 

@@ -49,8 +49,7 @@ class Recurrent(nn.Module):
 
     def apply_torso(self, obs: PyTree) -> Array:
         """Return the torso's features `[B, F]`."""
-        hidden: Array = self.body(encode(self.observation_space, obs, self.torso)).astype(jnp.float32)
-        return hidden
+        return self.body(encode(self.observation_space, obs, self.torso)).astype(jnp.float32)
 
     def step_core(self, memory: PyTree, hidden: Array) -> PyTree:
         """Return the memory after a step with the torso's features `[B, F]`."""
@@ -65,8 +64,7 @@ class Recurrent(nn.Module):
 
     def apply_sequence(self, obs: RecurrentObs, is_first: Array, *args: Array) -> Array:
         """Return the outputs for sequences `[B, T, ...]`, as rows `[B * T, ...]` in the order of `apply_core`."""
-        out: Array = self.head(self.apply_core(obs, is_first)[1], *args)
-        return out
+        return self.head(self.apply_core(obs, is_first)[1], *args)
 
 
 def run_core(core: Core, memory: PyTree, hidden: Array, is_first: Array) -> tuple[PyTree, Array]:
@@ -97,8 +95,7 @@ class RecurrentNetwork(NamedTuple):
 
     def apply(self, variables: PyTree, obs: RecurrentObs, /, *args: Any) -> Array:
         """Return the outputs `[B, ...]` alone."""
-        out: Array = self.core.apply(variables, obs, *args)[0]
-        return out
+        return self.core.apply(variables, obs, *args)[0]
 
     def next_memory(self, variables: PyTree, obs: RecurrentObs, /) -> PyTree:
         """Return the memory after a step, `[B, ...]`."""

@@ -121,8 +121,7 @@ TORSOS = ("auto", *FLAT, *CONVOLUTIONS)
 def make_convolutions(kind: str, channels: Sequence[int], **options: Any) -> nn.Module:
     """Build the convolutional network `kind`, with its default channels if none are given."""
     given = {"channels": tuple(channels)} if channels else {}
-    built: nn.Module = CONVOLUTIONS[kind](**given, **options)
-    return built
+    return CONVOLUTIONS[kind](**given, **options)
 
 
 class ConvTorso(nn.Module):

@@ -90,8 +90,7 @@ def make_state_layout(collector: Collector, stats: PyTree) -> Layout:
 
 def _unpack_state(layout: Layout, packed: Packed) -> ActorState:
     # The whole state of an actor is a single row.
-    state: ActorState = jax.tree.map(lambda x: x[0], packing.unpack(layout, packed))
-    return state
+    return jax.tree.map(lambda x: x[0], packing.unpack(layout, packed))
 
 
 def _pack_state(layout: Layout, state: ActorState) -> Packed:

@@ -41,8 +41,7 @@ def init_health() -> Health:
 
 def get_health(state: Any) -> Health:
     """Return the field `health` of a training state."""
-    health: Health = state.health
-    return health
+    return state.health
 
 
 def reseed(state: Any, number: int) -> Any:

@@ -314,8 +314,7 @@ def push(learner: ReplayLearner, state: State, items: Transition, pushes: Array)
     """Push the transitions `[T, N, ...]` of an iteration or warm-up round, after `pushes` earlier blocks."""
     # Time-major rows: successive steps of one environment are `N` rows apart, see `UpdateSchedule.lag`.
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), _drop_bounds(learner.agent, items))
-    new_state: State = state._replace(buffer=learner.buffer.push(state.buffer, rows, pushes))
-    return new_state
+    return state._replace(buffer=learner.buffer.push(state.buffer, rows, pushes))
 
 
 def _drop_bounds(agent: Agent, items: Transition) -> Transition:

@@ -294,8 +294,7 @@ def mul_divmod(count: Array, size: int, rows: int) -> tuple[Array, Array]:
         return whole + over, rest - jnp.where(over, rows, 0).astype(jnp.uint32)
 
     zero = jnp.zeros_like(count)
-    done: tuple[Array, Array] = jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(32), digit, (zero, zero))
-    return done
+    return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(32), digit, (zero, zero))
 
 
 # --- initialisation ---------------------------------------------------------------------------------------------
@@ -379,8 +378,7 @@ def make_transitions(processor: Processor, data: Dataset, next_actions: bool = F
     _, items = jax.lax.scan(processor.process, init_processor(processor, obs, action, ()), steps)
     if next_actions:
         items = items._replace(extras=_next_action(items, processor.horizon + 1))
-    made: Transition = jax.tree.map(lambda x: x[processor.horizon :, 0], items._replace(is_first=(), is_last=()))
-    return made
+    return jax.tree.map(lambda x: x[processor.horizon :, 0], items._replace(is_first=(), is_last=()))
 
 
 def _next_action(items: Transition, lag: int) -> NextAction:

@@ -70,8 +70,7 @@ def policy_params_like(agent: Agent, processor: Processor, spec: EnvSpec) -> Pol
         obs = space_zeros(spec.observation_space, 1)
         return PolicyParams(agent.strip(agent.init(key)), processor.get_stats(processor.init(obs)))
 
-    like: PolicyParams = jax.eval_shape(params, make_key(0))
-    return like
+    return jax.eval_shape(params, make_key(0))
 
 
 # --- probabilities and values -----------------------------------------------------------------------------------

@@ -249,8 +249,7 @@ def fill(stepwise: Stepwise, buffer: PyTree, items: Transition, t: Array) -> PyT
 
 def params(stepwise: Stepwise, policy: Policy, agent: PyTree, window: PackedProcessor) -> PyTree:
     """Return a copy of the parameters of the greedy `policy`, since the state may be donated."""
-    copied: PyTree = jax.tree.map(jnp.copy, policy.params(_Trained(agent, _unpack_processor(stepwise, window))))
-    return copied
+    return jax.tree.map(jnp.copy, policy.params(_Trained(agent, _unpack_processor(stepwise, window))))
 
 
 def learn_once(

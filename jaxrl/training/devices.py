@@ -176,8 +176,7 @@ def distribute(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree,
     """Shard the state and sums of process 0 over the devices of all processes; the others pass shapes."""
     sharding = lambda spec: NamedSharding(_mesh(strategy), spec)
     where = jax.tree.map(sharding, (_specs(strategy, state), jax.tree.map(lambda _: SAME, sums)))
-    made: tuple[PyTree, PyTree] = processes.distribute((state, sums), where)
-    return made
+    return processes.distribute((state, sums), where)
 
 
 def shardings_of(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:

@@ -326,8 +326,7 @@ def for_agents(one: EvalPolicy, count: int) -> EvalPolicy:
 def evaluator_for(env: Env | HostEnv, policy: Policy, episodes: int, sampled: bool = False) -> EvaluateFn:
     """Return an evaluator of `policy` in `env`, on the device or on the host."""
     made = Evaluator if isinstance(env, Env) else HostEvaluator
-    evaluator: EvaluateFn = made(env, policy, episodes, sampled=sampled)  # type: ignore[arg-type]
-    return evaluator
+    return made(env, policy, episodes, sampled=sampled)  # type: ignore[arg-type]
 
 
 def evaluator_of(strategy: Strategy, episodes: int, sampled: bool = False) -> EvaluateFn:
@@ -336,8 +335,7 @@ def evaluator_of(strategy: Strategy, episodes: int, sampled: bool = False) -> Ev
     The evaluator is cached per strategy, and compiled once.
     """
     name = f"evaluator of {episodes}{' sampled' if sampled else ''}"
-    evaluator: EvaluateFn = cached(strategy, name, partial(_evaluator_of, strategy, episodes, sampled))
-    return evaluator
+    return cached(strategy, name, partial(_evaluator_of, strategy, episodes, sampled))
 
 
 def _evaluator_of(strategy: Strategy, episodes: int, sampled: bool) -> EvaluateFn:

@@ -366,8 +366,7 @@ def state_shapes(strategy: Strategy) -> Saved:
 def _trace_begin(strategy: Strategy) -> tuple[PyTree, dict[str, float]]:
     """Return the shapes of a training state, and the hyperparameters stored in it; traced once."""
     trace = lambda: trace_hyperparams(partial(_begin, strategy), jax.eval_shape(lambda: make_key(0)))
-    found: tuple[PyTree, dict[str, float]] = cached(strategy, "begin", trace)
-    return found
+    return cached(strategy, "begin", trace)
 
 
 def _begin(strategy: Strategy, key: Array) -> PyTree:

@@ -199,8 +199,7 @@ def _lay_out_row_major(x: Array) -> Array:
     def lay_out() -> Array:
         from jax.experimental.layout import Layout, with_layout_constraint
 
-        laid: Array = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
-        return laid
+        return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
     return with_fallback("layouts", lay_out, lambda: x)
 

@@ -219,8 +219,7 @@ def bind(equation: Equation, *args: Any) -> Sequence[Any]:
     if equation.body is not None and equation.name in CALLS:
         # A jitted function stays one: inlined, XLA would fuse it with its surroundings and round differently.
         called = partial(call, equation.body)
-        made: Sequence[Any] = jax.jit(called)(*args) if equation.name in ("jit", "pjit") else called(*args)
-        return made
+        return jax.jit(called)(*args) if equation.name in ("jit", "pjit") else called(*args)
     # Depending on the version of JAX, functions and parameters, or parameters alone.
     bound = primitive.get_bind_params(params)
     functions, params = bound if isinstance(bound, tuple) else ((), bound)

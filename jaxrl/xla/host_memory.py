@@ -34,14 +34,12 @@ def write(held: Array, block: Array, start: Array) -> Array:
     """Return `held` `[R, ...]` with `block` `[rows, ...]` at row `start`; `held` is in the host's memory."""
     held, block = to_host(held), to_host(block)
     place = [to_host(start), *[to_host(jnp.int32(0))] * (held.ndim - 1)]
-    written: Array = jax.lax.dynamic_update_slice(held, block, place)
-    return written
+    return jax.lax.dynamic_update_slice(held, block, place)
 
 
 def scatter(held: Array, place: Array, rows: Array) -> Array:
     """Return `held` with `rows` at the unique indices `place`; those out of bounds are dropped."""
-    written: Array = to_host(held).at[to_host(place)].set(to_host(rows), mode="drop", unique_indices=True)
-    return written
+    return to_host(held).at[to_host(place)].set(to_host(rows), mode="drop", unique_indices=True)
 
 
 def gather(take: Callable[[Array, Array], Array], held: Array, index: Array) -> Array:

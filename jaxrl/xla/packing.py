@@ -101,8 +101,7 @@ def take(array: Array, index: Array, write: Callable[[Array, Array, Array], Arra
     held = tree_bytes(array)
     if held < 2 * SHARE or held // len(array) * len(index) > SHARE:
         return _gather(array, index)
-    taken: Array = by_platform(partial(_gather_alone, write), _gather, array, index)
-    return taken
+    return by_platform(partial(_gather_alone, write), _gather, array, index)
 
 
 def _gather(array: Array, index: Array) -> Array:

@@ -128,8 +128,7 @@ class DistantPlayer:
                 if self._worker is None:
                     with self._context.turn():
                         self._open()
-                block: Block = self._ask("play", number, self._context.pickle_params(published))
-                return block
+                return self._ask("play", number, self._context.pickle_params(published))
 
     def close(self, kill: bool = False) -> None:
         """Close the environments and end the worker; with `kill`, without waiting for a hanging step."""

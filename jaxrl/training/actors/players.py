@@ -142,8 +142,7 @@ class Player:
         for _, fresh in self._own[self._merged :]:
             self._learnt = self.programs.merge_stats(self._learnt, fresh)
         self._merged = len(self._own)
-        informed: Packed = self.programs.replace_stats(window, self._learnt)
-        return informed
+        return self.programs.replace_stats(window, self._learnt)
 
     def _exploring(self, published: Published) -> Published:
         """Return the parameters with the exploration of this actor."""

@@ -56,13 +56,11 @@ class Lane(Alone):
 
     def run(self, state: PyTree, sums: Sums, t: int, stop: int) -> tuple[PyTree, Sums, int, list[EpisodeEnds]]:
         """Make iterations from `t`, at most `stop - t`; the iteration reached is returned too, see `ActorPool.run`."""
-        made: tuple[PyTree, Sums, int, list[EpisodeEnds]] = self.team.ask(self.place, Call((state, sums), t, stop))
-        return made
+        return self.team.ask(self.place, Call((state, sums), t, stop))
 
     def __call__(self, params: PyTree, key: Key) -> Evaluation:
         """Evaluate together with the team."""
-        found: Evaluation = self.team.ask(self.place, Call((params, key)))
-        return found
+        return self.team.ask(self.place, Call((params, key)))
 
     def whole(self, state: PyTree) -> PyTree:
         """Return the state itself, read from its lane if necessary."""

@@ -195,8 +195,7 @@ class Stepper:
 
     def health(self, now: SessionState) -> Health:
         """Return the health counters of the updates; blocks on the device."""
-        health: Health = jax.device_get(now.state.health)
-        return health
+        return jax.device_get(now.state.health)
 
 
 def unless_reset(flags: np.ndarray, seen: PyTree, obs: PyTree) -> np.ndarray:

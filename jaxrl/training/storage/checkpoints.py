@@ -266,8 +266,7 @@ class Store:
         Raises:
           NoCheckpointError: there is no such step.
         """
-        found: tuple[int, Facts] = self._newest(lambda step: (step, self.manifest(step)["facts"]), good)
-        return found
+        return self._newest(lambda step: (step, self.manifest(step)["facts"]), good)
 
     def check_newest(self, like: PyTree) -> None:
         """Check that the newest step fits `like`, without reading arrays; raises what `load_newest` does."""

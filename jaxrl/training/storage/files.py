@@ -155,8 +155,7 @@ class _Loader(_Parser):
         names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
         if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
             raise ValueError(f"{twice[:80]} is given twice; give it once")
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        return found
+        return super().construct_mapping(node, deep)
 
 
 def _check_events(text: str) -> None:
