@@ -27,7 +27,7 @@ from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.program import state_shapes
 from jaxrl.training.stops import FINISHED
 from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, Store
-from jaxrl.training.storage.leaves import describe_leaf, like_leaves, mismatch, rebuild
+from jaxrl.training.storage.leaves import describe_leaf, flatten, mismatch, rebuild
 from jaxrl.training.storage.members import resolve
 from jaxrl.training.storage.opening import open_store, split_checkpoint, step_of
 from jaxrl.training.storage.run_dir import BEST, CHECKPOINTS, read_metadata
@@ -224,8 +224,8 @@ def _policy_in(
     like, paths = _leaves_of(taken, shapes)
     leaves, _ = store.read(step)
     if strategy is not None:
-        _require_same_processor(leaves, like_leaves({"state": {"processor": shapes.processor}}))
-    wanted = like_leaves(like)
+        _require_same_processor(leaves, dict(flatten({"state": {"processor": shapes.processor}})))
+    wanted = dict(flatten(like))
     for path, shape in zip(paths, wanted.values(), strict=True):
         if path not in leaves:
             raise MismatchError(f"it has no leaf {path}")
@@ -253,7 +253,8 @@ def _leaves_of(taken: Callable[[Any], Any], state: Any) -> tuple[Any, list[str]]
       SettingsError: it is computed from the state, instead of a part of it.
     """
     state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)  # each an object of its own
-    paths = {id(leaf): path for leaf, path in zip(jax.tree.leaves(state), like_leaves({"state": state}), strict=True)}
+    named = flatten({"state": state})
+    paths = {id(leaf): path for leaf, (path, _) in zip(jax.tree.leaves(state), named, strict=True)}
     try:
         params = taken(state)
         return params, [paths[id(leaf)] for leaf in jax.tree.leaves(params)]

@@ -28,7 +28,7 @@ def to_csv(groups: Iterable[Group]) -> str:
     writer.writerow(COLUMNS)
     for group in groups:
         for run in group.runs:
-            begin = [run.name, group.name, _or_empty(run.seed), _or_empty(run.member)]
+            begin = [run.name, group.name, run.seed, run.member]
             writer.writerows([*begin, *line] for line in _lines(run))
     return out.getvalue()
 
@@ -53,24 +53,17 @@ def to_aggregate_csv(groups: Iterable[Group], x: str) -> str:
     return out.getvalue()
 
 
-def _or_empty(value: int | None) -> int | str:
-    return "" if value is None else value
-
-
 def _lines(run: Run) -> list[list[Any]]:
     """Return the last five columns of a run's rows, sorted by step; a score and a return of one step share a row."""
     lines: dict[float, list[list[Any]]] = {}
     for place, curve in ((3, run.log.score), (4, run.log.returns)):
         for opts, envs, seconds, y in zip(*curve.x.tolist(), curve.y.tolist(), strict=True):
             here = lines.setdefault(opts, [])
-            if all(line[place] != "" for line in here):
-                here.append([int(opts), *_place(envs, seconds), "", ""])
-            next(line for line in here if line[place] == "")[place] = y
+            if all(line[place] is not None for line in here):
+                at = (int(envs) if np.isfinite(envs) else None, seconds if np.isfinite(seconds) else None)
+                here.append([int(opts), *at, None, None])
+            next(line for line in here if line[place] is None)[place] = y
     return [line for opts in sorted(lines) for line in lines[opts]]
-
-
-def _place(envs: float, seconds: float) -> tuple[int | str, float | str]:
-    return int(envs) if np.isfinite(envs) else "", seconds if np.isfinite(seconds) else ""
 
 
 def to_marl_eval(groups: Sequence[Group]) -> str:

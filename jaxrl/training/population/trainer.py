@@ -364,8 +364,7 @@ class PopulationTrainer:
 
     def _devices_free(self, going: Mapping[Any, MemberRun]) -> Callable[[int], bool]:
         """Return a predicate: whether the devices of a member, by number, are free of all members `going`."""
-        busy = [run.member.number for run in going.values()]
-        return lambda number: self._places.free(number, busy)
+        return partial(self._places.free, going=[run.member.number for run in going.values()])
 
     # --- searching ---
 

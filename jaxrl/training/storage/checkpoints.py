@@ -47,9 +47,9 @@ from jaxrl.training.storage.layout import LayoutError, require_possible
 from jaxrl.training.storage.leaves import (
     checksum,
     describe_leaf,
+    flatten,
     host_leaves,
     is_path,
-    like_leaves,
     mismatch,
     rebuild,
 )
@@ -396,7 +396,7 @@ class Store:
         """Return the manifest of `step`; raise `MismatchError` if its leaves are not those of `like`."""
         manifest = self.manifest(step)
         if like is not None:
-            wanted = like_leaves(as_saved(like, manifest["facts"]))
+            wanted = dict(flatten(as_saved(like, manifest["facts"])))
             if different := mismatch(manifest["leaves"], wanted):
                 raise MismatchError(different)
         return manifest

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl.training.processes import as_keys
 from jaxrl.trees import PyTree, is_key, key_impl, path_of
 
 MAX_DEPTH, MAX_PATH = 64, 4096
@@ -37,22 +38,12 @@ def host_leaves(tree: PyTree) -> dict[str, np.ndarray]:
     return {path: np.array(leaf, copy=True) for path, leaf in flatten(tree)}
 
 
-def like_leaves(tree: PyTree) -> dict[str, Any]:
-    """Return the shapes and dtypes of `host_leaves(tree)`, by path; `tree` may hold arrays or shapes."""
-    return {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in flatten(tree)}
-
-
 def rebuild(like: PyTree, arrays: Sequence[np.ndarray]) -> PyTree:
     """Return `arrays`, in the order of `host_leaves`, as a tree on the device with the structure of `like`."""
-
-    def wrap(leaf: Any, array: np.ndarray) -> jax.Array:
-        if not is_key(leaf):
-            return jax.numpy.asarray(array)
-        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=key_impl(leaf))
-
     # On disk, PRNG keys are plain key data.
     leaves, treedef = jax.tree.flatten(like)
-    return jax.tree.unflatten(treedef, [wrap(leaf, array) for leaf, array in zip(leaves, arrays, strict=True)])
+    pairs = zip(leaves, map(jax.numpy.asarray, arrays), strict=True)
+    return jax.tree.unflatten(treedef, [as_keys(leaf, array) for leaf, array in pairs])
 
 
 def digest(leaves: Mapping[str, np.ndarray]) -> str:
