@@ -188,6 +188,17 @@ def test_frames_of_atari_are_stacked_and_rewards_clipped_and_not_scaled_as_well(
     assert config.agent.optimizer_eps == {"dqn": None, "ppo": 1e-5}[algo]
 
 
+@pytest.mark.parametrize("env", ["gymnasium:HalfCheetah-v4", "gymnasium:Walker2d-v5"])
+def test_mujoco_has_presets_in_any_version(env: str) -> None:
+    ppo = preset("ppo", env)
+    updates = ppo.epochs * ppo.minibatches
+    assert ppo.max_opts % updates == 0
+    assert ppo.max_opts // updates * ppo.rollout * ppo.num_envs == pytest.approx(1e6, rel=1e-3)
+    assert ppo.agent.lr_decay == ppo.max_opts
+    sac = preset("sac", env)
+    assert sac.warmup + sac.max_opts == sac.buffer.capacity == 1_000_000
+
+
 def test_ppo_clips_values_in_craftax_as_its_baselines_do() -> None:
     agent = preset("ppo", "craftax:Craftax-Symbolic-v1").agent
     assert (agent.vf_clip_eps, agent.optimizer_eps) == (0.2, 1e-5)
