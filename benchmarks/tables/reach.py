@@ -208,23 +208,23 @@ MUJOCO_STEPS = (50_000, 100_000)
 """Environment steps, and the returns of evaluations then by task and agent, means over ten seeds: SAC's (at 49 998 and
 99 996) and CrossQ's from `results/baseline/*.csv` of https://github.com/dojeon-ai/SimbaV2 (commit 14fafb2)."""
 MUJOCO_PPO = {"HalfCheetah-v4": "5783.9 ± 1244.0", "Hopper-v4": "2609.3 ± 700.8", "Walker2d-v4": "3588.5 ± 756.6"}
-"""Best evaluations of PPO in a million steps of version 3, mean and standard deviation over ten seeds:
-`examples/mujoco/README.md` of https://github.com/thu-ml/tianshou (commit f240205)."""
+"""Evaluations of PPO in version 3, mean and standard deviation over ten seeds, where the mean was highest in the first
+million of three million steps: `examples/mujoco/README.md` of https://github.com/thu-ml/tianshou (commit f240205)."""
 
 
 def mujoco() -> str:
     """Return the evaluations of agents in Gymnasium's MuJoCo tasks, beside published ones after as many steps."""
     rows = [row for row in _in_mujoco() if row["algo"] != "ppo"]
-    how = lambda row: (split_suite(row["env"])[1], row["algo"], " ".join(_agents_flags(row["flags"])))
+    how = lambda row: (split_suite(row["env"])[1], row["algo"], _settings(row))
     lines = []
-    for task, algo, flags in sorted({how(row) for row in rows}):
-        own = [row for row in rows if how(row) == (task, algo, flags)]
+    for task, algo, settings in sorted({how(row) for row in rows}):
+        own = [row for row in rows if how(row) == (task, algo, settings)]
         for published, at in zip(MUJOCO[task].get(algo, ("", "")), MUJOCO_STEPS, strict=True):
             scores = [score for row in own for steps, score in row["curve"] if steps == at]
             if scores:
                 told = [spaced(at), str(len(scores)), learning.mean_and_deviation(scores), str(published)]
                 version = harness.versions(row["jaxrl"] for row in own)
-                lines.append([task, f"`{algo}`", f"`{flags}`" if flags else _settings(own[0]), *told, version])
+                lines.append([task, f"`{algo}`", settings, *told, version])
     head = ["task", "agent", "settings", "environment steps", "seeds", "evaluation", "published", "jaxrl"]
     return f"{markdown(head, lines)}\n\n{PRESETS}"
 
@@ -234,7 +234,10 @@ def _in_mujoco() -> list[Row]:
 
 
 def _settings(row: Row) -> str:
-    return "the preset" if row["preset"] else "the defaults"
+    """Return the flags of a row but those that say how long to train and when to evaluate."""
+    length = ("--max-opts", "--eval-interval", "--eval-episodes")
+    flags = [word for i, word in enumerate(row["flags"]) if not {word, *row["flags"][i - 1 : i]}.intersection(length)]
+    return f"`{' '.join(flags)}`" if flags else "the preset" if row["preset"] else "the defaults"
 
 
 def mujoco_ppo() -> str:
@@ -247,12 +250,6 @@ def mujoco_ppo() -> str:
         lines.append([task, *counts, *reached, published, harness.versions(row["jaxrl"] for row in own)])
     head = ["task", "environment steps", "seeds", "best policy", "last policy", "Tianshou", "jaxrl"]
     return f"{markdown(head, lines)}\n\n{PRESETS}"
-
-
-def _agents_flags(flags: Sequence[str]) -> list[str]:
-    """Leave out the flags that say how long to train and when to evaluate."""
-    length = ("--max-opts", "--eval-interval", "--eval-episodes")
-    return [word for i, word in enumerate(flags) if word not in length and (i == 0 or flags[i - 1] not in length)]
 
 
 CRAFTAX_MOST = 226

@@ -16,8 +16,8 @@ TOUR = "tour.ipynb"
 FOR_AUTHORS: dict[str, dict[str, tuple[str, ...]]] = {
     "interfaces": {
         "agents.base": (
-            *("AgentInit", "ActFn", "UpdateFn", "StripFn", "PrepareFn", "StopFn", "MeasureFn", "ImitateFn"),
-            *("PolicyFns", "DistributionFn", "ValueFn"),
+            *("AgentInit", "ActFn", "UpdateFn", "StripFn", "PrepareFn", "RefreshFn", "StopFn", "MeasureFn"),
+            *("ImitateFn", "PolicyFns", "DistributionFn", "ValueFn"),
         ),
         "agents.custom": ("ExtraLoss", "Outputs", "CriticLoss"),
         "agents.dqn": ("TargetFn", "ActionValues", "DQNState"),

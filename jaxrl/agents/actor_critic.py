@@ -37,11 +37,11 @@ from jaxrl.agents.custom import (
 from jaxrl.agents.exploration import TEMPERATURE
 from jaxrl.agents.fields import (
     Activation,
+    Between,
     CoreConfig,
     NetworkConfig,
     OneOf,
     OptimizerConfig,
-    Positive,
     Rate,
     Real,
     Share,
@@ -96,7 +96,8 @@ class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
     clip_eps: Weight = 0.2
     """How far the probability ratio may move from 1 before the clipped objective stops rewarding it."""
     vf_clip_eps: Weight = 0.0
-    """How far values may move from those before the first epoch (value clipping); 0: no limit."""
+    """How far values may move from those before the first epoch, or with recompute_advantage before each (value
+    clipping); 0: no limit."""
     ent_coef: Real = 0.01
     """Weight of the entropy bonus."""
     vf_coef: Weight = 0.5
@@ -129,7 +130,7 @@ class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
     free_scale: bool = True
     """Learn one scale of continuous actions for all observations; otherwise the network predicts it from the
     observation."""
-    init_std: Positive = 1.0
+    init_std: Annotated[float, Between(0.01, 7.0)] = 1.0
     """Standard deviation of continuous actions at the start, in half-widths of their bounds (with squash, before tanh);
     needs free_scale."""
     layer_norm: bool = False
@@ -214,7 +215,7 @@ class Sample(NamedTuple):
     log_prob: Array
     """Log-probability of the action under the parameters that chose it."""
     value: Array
-    """Value estimate before the first epoch."""
+    """Value estimate before the first epoch, or with `recompute_advantage` before each."""
     advantage: Array
     target: Array
     """Regression target of the value."""
@@ -327,7 +328,7 @@ def _check(config: PPOConfig, custom: Mapping[str, Any]) -> None:
     if config.init_std != 1 and not config.free_scale:
         raise SettingsError(
             f"agent.init_std is {config.init_std}, but with agent.free_scale off the network predicts the scale; turn "
-            "free_scale on, or leave init_std at 1"
+            "free_scale on, or set init_std to 1"
         )
     if config.shared and config.core != "none" and config.critic_core != "shared":
         raise SettingsError(
@@ -515,13 +516,14 @@ def _evaluate_actions(
 # --- learning ---------------------------------------------------------------------------------------------------
 
 
-def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample:
+def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout, acted: Array | None = None) -> Sample:
     """Return a rollout's steps `[T * N]`, or for a recurrent agent its sequences `[N, T]`, with advantages and targets.
 
-    Values and log-probabilities are computed here, once for the whole rollout, and not step by step while acting. The
-    loop over time then holds only what the next step needs, and the network runs on one large batch. No parameter
-    changes during a rollout, so the result is the same. Only actors on the host act with older parameters; they send
-    their log-probabilities along, from which the ratios of the clipped objective and of V-trace are formed.
+    Values and log-probabilities are computed here, for the whole rollout, and not step by step while acting. The loop
+    over time then holds only what the next step needs, and the network runs on one large batch. No parameter changes
+    during a rollout, so the result is the same. Where older parameters have acted, the ratios of the clipped objective
+    and of V-trace are formed with their log-probabilities: actors on the host send them along, and between epochs they
+    are given as `acted`, in the layout of samples.
     """
     items, params = rollout.items, state.params
     steps, num_envs = rollout.last.shape
@@ -548,16 +550,19 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout) -> Sample
     # Not `v_tm1` shifted by a step: at an episode's end the successor is not the next observation of the rollout.
     # With a memory, `next_obs` holds the one that the step left, so all successors are valued in a single batch.
     next_obs = items.next_obs
-    if parts.memory is not None and "log_prob" in items.extras:
-        # What an actor with older parameters remembers would give a step's successor another value than the next step
-        # has, and lambda-returns would add up the differences.
+    if parts.memory is not None and (acted is not None or "log_prob" in items.extras):
+        # What older parameters remember would give a step's successor another value than the next step has, and
+        # lambda-returns would add up the differences.
         inputs = RecurrentObs(masks.for_critic(sample.obs), sample.memory)
         memory = cast(Any, parts.network).apply(params, inputs, sample.is_first, method="apply_core")
         next_obs = next_obs._replace(memory=memory)
     v_t = _apply_network(parts, params, jax.tree.map(flat, next_obs))[1].reshape(steps, num_envs)
     log_prob = distribution.log_prob(sample.action)
-    behaviour = as_sample(items.extras["log_prob"]) if "log_prob" in items.extras else log_prob
-    # `log_rho` is 0 unless the actors' parameters differ from these.
+    if acted is not None:
+        behaviour = acted
+    else:
+        behaviour = as_sample(items.extras["log_prob"]) if "log_prob" in items.extras else log_prob
+    # `log_rho` is 0 unless the parameters that acted differ from these.
     advantage, target = _estimate(parts.config, state.hyper, rollout, v_tm1, v_t, as_rollout(log_prob - behaviour))
     # Once, over the whole rollout. Normalisation per minibatch is left to `_update`.
     if parts.config.normalise_advantage == "batch":
@@ -573,7 +578,7 @@ def _refresh(parts: _Parts, state: ActorCriticState, rollout: Rollout, prepared:
     Ratios are still formed with the policy that acted (Andrychowicz et al. 2020, https://arxiv.org/abs/2006.05990,
     section 3.5).
     """
-    return _prepare(parts, state, rollout)._replace(log_prob=prepared.log_prob, policy_bits=prepared.policy_bits)
+    return _prepare(parts, state, rollout, acted=prepared.log_prob)._replace(policy_bits=prepared.policy_bits)
 
 
 def _teacher_outputs(extras: Mapping[str, Array]) -> Array:
@@ -728,7 +733,7 @@ def _hold_policy(held: Array, old: PyTree, new: PyTree) -> PyTree:
     if not any(_of_value(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(new)[0]):
         raise SettingsError(
             "agent.critic_warmup: the network of make_network has no parameters of the value function alone, in a "
-            f"module called {' or '.join(VALUE_MODULES)}; leave critic_warmup at 0"
+            "module called value or critic_torso; leave critic_warmup at 0"
         )
     keep = lambda keys, old, new: new if _of_value(keys) else jnp.where(held, old, new)
     return jax.tree_util.tree_map_with_path(keep, old, new)

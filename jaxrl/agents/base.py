@@ -126,7 +126,7 @@ class AgentFns(NamedTuple):
     Actors on the host use it, because their parameters may be older than the learner's; `prepare` then uses these
     log-probabilities."""
     refresh: RefreshFn | None = None
-    """For an agent whose advantages are computed again before each epoch."""
+    """Called before each epoch, if given; what it returns replaces what `prepare` returned."""
     imitate: ImitateFn | None = None
     """For an agent that learns from demonstrations beside its rollouts."""
     publish: StripFn | None = None

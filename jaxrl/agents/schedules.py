@@ -49,11 +49,6 @@ class Schedule(NamedTuple):
         return f"{self.kind}({','.join([*map(repr, values), *warmup])})"
 
     @property
-    def least(self) -> float:
-        """The smallest value."""
-        return min(self.start, self.end, 0.0 if self.warmup else self.start)
-
-    @property
     def peak(self) -> float:
         """The value furthest from 0."""
         return max(self.start, self.end, key=abs)

@@ -23,7 +23,6 @@ from jaxrl.agents.critics import CategoricalConfig, Parts
 from jaxrl.agents.custom import CriticLoss, CustomParts, ExtraLoss, MakeNetwork, MakePolicy
 from jaxrl.agents.fields import Between, Count, Rate, SequenceConfig, Share, Steps, Weight, Widths
 from jaxrl.agents.optimizers import Gradient, Optimizer
-from jaxrl.agents.schedules import schedules_in
 from jaxrl.distributions import Head
 from jaxrl.errors import SettingsError
 from jaxrl.metrics import Metrics
@@ -239,13 +238,9 @@ def _check(config: TD3Config, parts: Mapping[str, Any]) -> None:
     # Both weigh the distance from the data's actions.
     refuse_beside(config, "bc_alpha", actor_bc_coef=0.0)
     critics.check_atoms(config, parts)
-    schedules = schedules_in(config.schedules)
-    scheduled = "noise" in schedules and "noise_min" not in schedules
-    noise = schedules["noise"].least if scheduled else config.noise
-    if config.noise_min > noise:
-        falls = " (the least of its schedule)" if scheduled else ""
+    if config.noise_min > config.noise:
         raise SettingsError(
-            f"agent.noise_min is {config.noise_min} and agent.noise {noise}{falls}; expected noise_min at most noise"
+            f"agent.noise_min is {config.noise_min} and agent.noise {config.noise}; expected noise_min at most noise"
         )
 
 

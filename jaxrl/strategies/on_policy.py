@@ -314,7 +314,7 @@ def learn(schedule: MinibatchSchedule, state: State, items: Transition, key: Key
         take = make_minibatches(prepared, minibatches)
         (new_state, _), metrics = repeat(partial(update, take), begun, (indices, update_keys), first, schedule.updates)
     else:
-
+        # Before the first epoch this repeats what `prepare` has done, so that all epochs are one program.
         def epoch(carry: tuple[Any, Array], xs: tuple[Array, Key], number: Array) -> Any:
             take = make_minibatches(refresh(carry[0].agent, rollout, prepared), minibatches)
             return repeat(partial(update, take), carry, xs, first + number * minibatches, minibatches)

@@ -224,19 +224,20 @@ def make_population(
 
 
 def require_compatible(strategy: Strategy, sweep: Sweep) -> None:
-    """Raise `SettingsError` if values of two swept settings of the agent contradict each other.
+    """Raise `SettingsError` if values of swept settings of the agent contradict each other, or one that is not swept.
 
     PBT may give any of them to a member, whatever the members begin with.
     """
     ends = {name: (_lowest(x), _highest(x)) for name, x in sweep.items() if name.startswith("agent.")}
-    for a, b in combinations_of(ends, 2):
-        for pair in product(ends[a], ends[b]):
+    for names in (*combinations_of(ends, 1), *combinations_of(ends, 2)):
+        for values in product(*(ends[name] for name in names)):
+            given = dict(zip(names, values, strict=True))
             try:
-                _check_agent(replace_settings(strategy.info.settings or {}, dict(zip((a, b), pair, strict=True))))
+                _check_agent(replace_settings(strategy.info.settings or {}, given))
             except SettingsError as error:
+                said = " with ".join(f"{name} {value:g}" for name, value in given.items())
                 raise SettingsError(
-                    f"pbt may give a member {a} {pair[0]:g} with {b} {pair[1]:g}: {error}; sweep values that all go "
-                    "together"
+                    f"pbt may give a member {said}: {error}; sweep values that all go together"
                 ) from error
 
 

@@ -108,13 +108,14 @@ def test_equal_advantages_and_no_advantages_at_all_standardise_to_finite_numbers
 
 @pytest.mark.parametrize("std", [1.0, 0.25])
 def test_continuous_actions_begin_with_the_deviation_given(std):
-    """Of the bounds' half-widths, which are 2."""
+    """The bounds' half-widths are 2."""
     agent = an_agent(SPECS["continuous"], **({} if std == 1.0 else {"init_std": std}))
     obs = jnp.zeros((4_000, 4))
-    act = jax.jit(lambda state, key: agent.act(state, obs, key, jnp.uint32(0), "explore")[1]["raw"])
-    raw = np.asarray(act(agent.init(jax.random.key(1)), jax.random.key(2)))
+    act = jax.jit(lambda state, key: agent.act(state, obs, key, jnp.uint32(0), "explore"))
+    action, extras = jax.tree.map(np.asarray, act(agent.init(jax.random.key(1)), jax.random.key(2)))
     # Of so many draws, the deviation errs by a hundredth.
-    np.testing.assert_allclose(raw.std(axis=0), std, rtol=0.05)
+    np.testing.assert_allclose(extras["raw"].std(axis=0), std, rtol=0.05)
+    np.testing.assert_allclose(action, np.clip(2 * extras["raw"], -2, 2), rtol=1e-6)
 
 
 # --- updates ------------------------------------------------------------------------------------------------------

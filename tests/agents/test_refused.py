@@ -267,8 +267,6 @@ REFUSED: dict[str, list[Row]] = {
         (jaxrl.sac, {"noise_memory": 0.5}, NUMBERS, r"noise_memory is 0\.5, but Toy has Discrete actions"),
         (jaxrl.td3, {"noise_min": 0.2}, BUILT_AT_ONCE,
          r"agent\.noise_min is 0\.2 and agent\.noise 0\.1; expected noise_min at most noise"),
-        (jaxrl.td3, {"noise_min": 0.2, "noise": jaxrl.linear(0.4, 0.05, 100)}, BUILT_AT_ONCE,
-         r"agent\.noise_min is 0\.2 and agent\.noise 0\.05 \(the least of its schedule\); expected noise_min at most"),
         *[
             (make, {"core": "gru", "noise_memory": 0.5}, BUILT_AT_ONCE,
              r"noise_memory is 0\.5 and agent\.core gru.*set core to none, or noise_memory to 0")
@@ -288,8 +286,8 @@ REFUSED: dict[str, list[Row]] = {
     "policy gradients": [
         (jaxrl.ppo, {"surrogate": "weighted"}, BUILT_AT_ONCE, "weighted needs V-trace"),
         (jaxrl.a2c, {"init_std": 0.5, "free_scale": False}, BUILT_AT_ONCE,
-         r"agent\.init_std is 0\.5, but with agent\.free_scale off .*; turn free_scale on, or leave init_std at 1"),
-        (jaxrl.ppo, {"init_std": 0.0}, BUILT_AT_ONCE, r"agent\.init_std is 0\.0"),
+         r"agent\.init_std is 0\.5, but with agent\.free_scale off .*; turn free_scale on, or set init_std to 1"),
+        *[(jaxrl.ppo, {"init_std": std}, BUILT_AT_ONCE, rf"agent\.init_std is {std}; ") for std in (0.001, 20.0)],
     ],
     "residual blocks": [
         (make, {"torso": "simba", **settings}, NUMBERS, said)

@@ -277,12 +277,14 @@ def test_what_is_learnt_from_is_refreshed_before_each_epoch_alone(epochs, miniba
     np.testing.assert_array_equal(seen, 100 * at_rollout + at_epoch)
 
 
-@pytest.mark.every_day("ppo")
-@pytest.mark.parametrize("name", ["ppo", "with a memory"])
+OWN = {"ppo": {}, "with V-trace": {"rho_clip": 1.0}, "with a memory": {"core": "gru", "core_features": 4}}
+
+
+@pytest.mark.every_day("ppo", "with a memory")
+@pytest.mark.parametrize("name", OWN)
 def test_ppo_takes_the_values_of_each_epoch_and_the_policy_that_acted(name):
-    """An iteration of two epochs, put together by hand."""
-    own = {"core": "gru", "core_features": 4} if name == "with a memory" else {}
-    agent = ppo(features=(8,), lr=0.1, vf_coef=1.0, recompute_advantage=True, **own)
+    """An iteration of two epochs, put together by hand: the second is prepared as for an actor that lags behind."""
+    agent = ppo(features=(8,), lr=0.1, vf_coef=1.0, recompute_advantage=True, **OWN[name])
     strategy = make(agent, TOYS["delayed_reward"](GAMMA).env, num_envs=4, rollout=6, epochs=2)
     built = agent(strategy.env.spec)
 
@@ -294,9 +296,11 @@ def test_ppo_takes_the_values_of_each_epoch_and_the_policy_that_acted(name):
         first = built.prepare(state.agent, rollout)
         batch = lambda items: Batch(items, jnp.arange(len(items.weight)), jnp.ones(len(items.weight)))
         once, _, _ = built.update(state.agent, batch(first), key, jnp.uint32(0))
-        second = built.prepare(once, rollout)
-        moved = jnp.abs(second.advantage - first.advantage).max(), jnp.abs(second.log_prob - first.log_prob).max()
-        twice, _, _ = built.update(once, batch(second._replace(log_prob=first.log_prob)), key, jnp.uint32(1))
+        of_actor = first.log_prob.T if name == "with a memory" else first.log_prob.reshape(6, 4)
+        second = built.prepare(once, rollout._replace(items=items._replace(extras={"log_prob": of_actor})))
+        now = built.prepare(once, rollout).log_prob
+        moved = jnp.abs(second.advantage - first.advantage).max(), jnp.abs(now - first.log_prob).max()
+        twice, _, _ = built.update(once, batch(second), key, jnp.uint32(1))
         return whole.agent.params, twice.params, moved
 
     whole, by_hand, moved = both(begun(strategy), jax.random.key(4))

@@ -158,6 +158,11 @@ def test_pbt_may_not_lead_members_into_values_that_contradict_each_other() -> No
     begun(0.2)
     with pytest.raises(jaxrl.SettingsError, match=r"pbt may give a member agent.noise 0.2 with agent.noise_min 0.3: "):
         begun(0.3)
+    low = jaxrl.population(fast, sweep={"agent.noise": jaxrl.between(5e-4, 0.5)}, members=2, search=jaxrl.PBT(10))
+    with pytest.raises(
+        jaxrl.SettingsError, match=r"pbt may give a member agent.noise 0.0005: agent.noise_min is 0.001"
+    ):
+        jaxrl.Trainer(low, max_opts=20, eval_interval=10, eval_episodes=2)
 
 
 def test_a_strategy_made_by_hand_can_have_several_seeds() -> None:

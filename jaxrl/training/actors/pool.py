@@ -360,6 +360,7 @@ class ActorPool:
                 with self._stats[actor].waiting():
                     published = self._server.begin(number)
                 self._server.deliver(number, actor, player.play(number, published))
+                del published  # or it would be kept while this actor waits for the next ones
         with self._reported(actor):  # an error from closing does not hide an earlier one
             player.close()
 

@@ -432,7 +432,7 @@ def surplus(steps: Mapping[int, Standing], keep: int, newest: int) -> set[int]:
     before `newest` are removed first. If none of those that stay is healthy, so does the one to roll back to.
     """
     there = [step for step in steps if step <= newest]
-    # The last ones stay longest: after irregular steps (see `Standing`) by age regular ones by age, then `newest`.
+    # The last `keep` stay, of irregular steps (see `Standing`) by age, then regular ones by age, then `newest`.
     stay = {*sorted(there, key=lambda step: (step == newest, steps[step].regular, step))[-keep:]}
     healthy = [step for step in there if steps[step].healthy]
     if healthy and stay.isdisjoint(healthy):

@@ -199,8 +199,8 @@ class PopulationLog:
         self._pending: list[tuple[int | None, bytes]] = []
         """Records that a full disk has not taken yet, with their members; those of the population have none."""
         if self._saved is not None:
-            # A last line without a newline is whole, or no row. Its member must not find it changed, nor depend on
-            # whether another one has rewound the log before.
+            # A last line without a newline is whole, or no row. Its member must not find it changed, whether or not
+            # another one has rewound the log before.
             self._held = by_member(line if line.endswith(b"\n") else line + b"\n" for line in self._lines())
 
     def resumed_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
