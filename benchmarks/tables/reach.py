@@ -1,5 +1,6 @@
 """Tables of what is learnt: by presets, in suites, from data and demonstrations, and by searches."""
 
+import re
 import statistics
 from collections.abc import Sequence
 from itertools import product
@@ -235,9 +236,9 @@ def _in_mujoco() -> list[Row]:
 
 def _settings(row: Row) -> str:
     """Return the flags of a row but those that say how long to train and when to evaluate."""
-    length = ("--max-opts", "--eval-interval", "--eval-episodes")
-    flags = [word for i, word in enumerate(row["flags"]) if not {word, *row["flags"][i - 1 : i]}.intersection(length)]
-    return f"`{' '.join(flags)}`" if flags else "the preset" if row["preset"] else "the defaults"
+    flags = re.split(r" (?=--)", " ".join(row["flags"])) if row["flags"] else []
+    own = [flag for flag in sorted(flags) if not flag.startswith(("--max-opts", "--eval-interval", "--eval-episodes"))]
+    return f"`{' '.join(own)}`" if own else "the preset" if row["preset"] else "the defaults"
 
 
 def mujoco_ppo() -> str:
