@@ -16,7 +16,7 @@ import jax
 
 import jaxrl
 from jaxrl.cli import main as cli
-from jaxrl.training import loop, trainer
+from jaxrl.training import loop
 from jaxrl.training.recorders import jsonl
 from jaxrl.training.storage import checkpoints, logs, run as storage
 from jaxrl.training.storage.leaves import state_digest
@@ -50,7 +50,7 @@ def main(run_dir: str, point: str | None = None, number: int = 0, times: int = 1
     resume = Path(run_dir, "config.yaml").exists()
     hooks = jaxrl.Hooks(chunk=lambda trainer, progress: meanwhile(passing, "training"))
     how: Any = {"run_dir": run_dir, "resume": resume, "hooks": hooks, "raise_on_signal": False}
-    run = trainer.Trainer(small_dqn(), **how, **SETTINGS)
+    run = loop.Trainer(small_dqn(), **how, **SETTINGS)
     print(state_digest(run.train().state), flush=True)
     return 128 + run.interrupt.signal if run.interrupt.signal else 0
 
@@ -100,7 +100,7 @@ def watch(passing: Callable[[str], None]) -> None:
         lambda event, *_, **__: passing("compile") if event.endswith("jaxpr_to_mlir_module_duration") else None
     )
     beside(loop, "compile_all", "warm-up")
-    before(trainer.Trainer, "_evaluate", "evaluation")
+    before(loop.Trainer, "_evaluate", "evaluation")
     before(checkpoints.Store, "write", "save begins")
     before(checkpoints, "file_sums", "arrays are written")
     after(checkpoints, "file_sums", "files are summed")
