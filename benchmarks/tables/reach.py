@@ -191,13 +191,17 @@ def playground() -> str:
         of_task = [row for row in rows if row["env"] == f"playground:{task}"]
         for algo in sorted({row["algo"] for row in of_task}):
             own = [row for row in of_task if row["algo"] == algo]
-            reached = [learning.mean_and_deviation([row[name] for row in own]) for name in ("best", "last")]
-            counts = [spaced(own[0]["env_steps"]), str(len(own))]
             version = harness.versions(row["jaxrl"] for row in own)
-            lines.append([task, f"`{algo}`", *counts, *reached, *map(str, published), version])
+            lines.append([task, f"`{algo}`", *_policies(own), *map(str, published), version])
     counts = ["environment steps", "seeds"]
     head = ["task", "agent", *counts, "best policy", "last", "Brax PPO", "FastTD3", "REPPO", "jaxrl"]
     return f"{markdown(head, lines)}\n\n{PRESETS}"
+
+
+def _policies(rows: Sequence[Row]) -> list[str]:
+    """Return environment steps, seeds, and the returns of the best and the last policies."""
+    reached = (learning.mean_and_deviation([row[name] for row in rows]) for name in ("best", "last"))
+    return [spaced(rows[0]["env_steps"]), str(len(rows)), *reached]
 
 
 MUJOCO = {
@@ -246,9 +250,7 @@ def mujoco_ppo() -> str:
     rows, lines = [row for row in _in_mujoco() if row["algo"] == "ppo" and row["preset"] and not row["flags"]], []
     for task, published in MUJOCO_PPO.items():
         own = [row for row in rows if split_suite(row["env"])[1] == task]
-        reached = [learning.mean_and_deviation([row[name] for row in own]) for name in ("best", "last")]
-        counts = [spaced(own[0]["env_steps"]), str(len(own))]
-        lines.append([task, *counts, *reached, published, harness.versions(row["jaxrl"] for row in own)])
+        lines.append([task, *_policies(own), published, harness.versions(row["jaxrl"] for row in own)])
     head = ["task", "environment steps", "seeds", "best policy", "last policy", "Tianshou", "jaxrl"]
     return f"{markdown(head, lines)}\n\n{PRESETS}"
 

@@ -550,7 +550,9 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout, acted: Ar
     # Not `v_tm1` shifted by a step: at an episode's end the successor is not the next observation of the rollout.
     # With a memory, `next_obs` holds the one that the step left, so all successors are valued in a single batch.
     next_obs = items.next_obs
-    if parts.memory is not None and (acted is not None or "log_prob" in items.extras):
+    if acted is None and "log_prob" in items.extras:
+        acted = as_sample(items.extras["log_prob"])
+    if parts.memory is not None and acted is not None:
         # What older parameters remember would give a step's successor another value than the next step has, and
         # lambda-returns would add up the differences.
         inputs = RecurrentObs(masks.for_critic(sample.obs), sample.memory)
@@ -558,10 +560,7 @@ def _prepare(parts: _Parts, state: ActorCriticState, rollout: Rollout, acted: Ar
         next_obs = next_obs._replace(memory=memory)
     v_t = _apply_network(parts, params, jax.tree.map(flat, next_obs))[1].reshape(steps, num_envs)
     log_prob = distribution.log_prob(sample.action)
-    if acted is not None:
-        behaviour = acted
-    else:
-        behaviour = as_sample(items.extras["log_prob"]) if "log_prob" in items.extras else log_prob
+    behaviour = log_prob if acted is None else acted
     # `log_rho` is 0 unless the parameters that acted differ from these.
     advantage, target = _estimate(parts.config, state.hyper, rollout, v_tm1, v_t, as_rollout(log_prob - behaviour))
     # Once, over the whole rollout. Normalisation per minibatch is left to `_update`.

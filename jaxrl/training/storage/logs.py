@@ -182,7 +182,12 @@ def _rows_up_to(lines: Pieces, opt_steps: int) -> Iterator[bytes]:
     """Yield those of `lines` that are rows up to `opt_steps`; a last one without a newline gets it."""
     for line in lines():
         if is_row_up_to(line, opt_steps):
-            yield line if line.endswith(b"\n") else line + b"\n"
+            yield with_newline(line)
+
+
+def with_newline(line: bytes) -> bytes:
+    """Return a line with its newline, which the last one of a file may lack."""
+    return line if line.endswith(b"\n") else line + b"\n"
 
 
 def rewind_records(records: Sequence[bytes], opt_steps: int) -> list[bytes]:

@@ -201,7 +201,7 @@ class PopulationLog:
         if self._saved is not None:
             # A last line without a newline is whole, or no row. Its member must not find it changed, whether or not
             # another one has rewound the log before.
-            self._held = by_member(line if line.endswith(b"\n") else line + b"\n" for line in self._lines())
+            self._held = by_member(map(logs.with_newline, self._lines()))
 
     def resumed_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield each member's number and rows up to where it is resumed, before any of them rewinds."""
@@ -286,7 +286,7 @@ class PopulationLog:
             if (row := logs.parse(line)) is None:
                 damaged += [i] if line.endswith(b"\n") else []  # otherwise its writer was killed
             elif about and row["opt_steps"] <= self._saved.get(int(about[1]), -1):
-                kept.append(line if line.endswith(b"\n") else line + b"\n")
+                kept.append(logs.with_newline(line))
         if kept != before:
             self._replace(kept)
         if damaged:
