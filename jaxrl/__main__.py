@@ -1,4 +1,4 @@
-"""`python -m jaxrl COMMAND` and the command `jaxrl`: the entry point to all front doors."""
+"""`python -m jaxrl COMMAND` and the command `jaxrl`: the entry point to all commands."""
 
 from jaxrl.cli.leaving import leave_on_signals  # first: it installs signal handlers
 
@@ -28,12 +28,12 @@ Begin with: jaxrl train ppo --env CartPole-v1"""
 
 
 def main() -> None:
-    """Run the front door that the first argument names, and exit with its code."""
+    """Run the command that the first argument names, and exit with its code."""
     leave_on_signals()
-    from jaxrl.cli.main import begin_front_door, run_main  # late: it takes 0.1 s
+    from jaxrl.cli.main import prepare_command, run_main  # late: it takes 0.1 s
     from jaxrl.cli.opening import greet, print_version
 
-    begin_front_door()
+    prepare_command()
     name, args = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]
     if name in ("--help", "-h", "help"):
         run_main(_print_help, args)

@@ -104,7 +104,7 @@ def choices_of(config: Any) -> dict[str, list[str]]:
 
 
 def flags_in_help(command: str) -> list[str]:
-    """Return the flags of a front door, parsed from its `--help`."""
+    """Return the flags of a command, parsed from its `--help`."""
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
         importlib.import_module(f"jaxrl.{command}").main(["--help"])
     return sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", shown.getvalue())))

@@ -15,7 +15,7 @@ def hushed() -> Iterator[None]:
     """Suppress, inside, the tracebacks that Orbax's threads print for each array when a save or a load fails.
 
     The failure itself is raised, and reported on one line. Hooks and filters of the process are restored afterwards, so
-    that a save has no side effects for users of the library. Front doors run entirely inside, because some threads find
+    that a save has no side effects for users of the library. Commands run entirely inside, because some threads find
     TensorStore's event loop closed only after a load has ended.
     """
     hook = sys.unraisablehook

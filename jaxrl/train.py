@@ -43,8 +43,8 @@ from jaxrl.training.storage.checkpoints import CheckpointError
 from jaxrl.training.storage.logs import damage
 from jaxrl.training.storage.members import population_of, runs_of
 from jaxrl.training.storage.opening import open_store
-from jaxrl.training.storage.population_saves import Saves
-from jaxrl.training.storage.run import OWES_BOUNDARY
+from jaxrl.training.storage.population_saves import PopulationStore
+from jaxrl.training.storage.run import PENDING_BOUNDARY
 from jaxrl.training.storage.run_dir import BEST, CHECKPOINTS, open_log, population_dir, read_metadata, read_settings
 from jaxrl.xla.contexts import product_precision
 
@@ -104,7 +104,7 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
         runs = runs_of(run)
         if not runs or len(runs) != read_metadata(run).get("members"):
             return None
-    opened: dict[Path, Saves] = {}
+    opened: dict[Path, PopulationStore] = {}
     limits = {limit_of(path, request.config, opened) for path in runs}
     if None in limits or len(limits) != 1:
         return None
@@ -116,7 +116,7 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
     )
 
 
-def limit_of(run: Path, config: Any, opened: dict[Path, Saves]) -> str | None:
+def limit_of(run: Path, config: Any, opened: dict[Path, PopulationStore]) -> str | None:
     """Return the setting whose limit a run has reached; `None` if it has reached none or is damaged."""
     store, best = open_store(run, CHECKPOINTS, opened), open_store(run, BEST, opened)
     if not (steps := store.steps()):
@@ -126,7 +126,11 @@ def limit_of(run: Path, config: Any, opened: dict[Path, Saves]) -> str | None:
         whole = not damage(partial(open_log, run), facts)
     except CheckpointError:
         return None
-    if not whole or facts.get(OWES_BOUNDARY) or (read_metadata(run).get("best_score") is not None and not best.steps()):
+    if (
+        not whole
+        or facts.get(PENDING_BOUNDARY)
+        or (read_metadata(run).get("best_score") is not None and not best.steps())
+    ):
         return None
     if steps[-1] >= config.max_opts:
         return "max_opts"

@@ -41,7 +41,7 @@ from jaxrl.training.storage.leaves import digest, state_digest
 from jaxrl.training.storage.logs import LOGS, damage, lines_of_nobody, log_problems
 from jaxrl.training.storage.members import runs_of
 from jaxrl.training.storage.opening import open_store
-from jaxrl.training.storage.population_saves import Saves
+from jaxrl.training.storage.population_saves import PopulationStore
 from jaxrl.training.storage.run_dir import (
     BEST,
     CHECKPOINTS,
@@ -87,7 +87,7 @@ def main(args: Sequence[str]) -> int:
     require_run(Path(options.run_dir))
     cache_compilations()
     require_devices()
-    opened: dict[Path, Saves] = {}
+    opened: dict[Path, PopulationStore] = {}
     problems = Problems()
     runs = runs_of(options.run_dir, options.member)
     expected = read_metadata(Path(options.run_dir)).get("members", 0)
@@ -126,7 +126,9 @@ class Problems:
         print_stderr(shorten(line))
 
 
-def _verify(run_dir: Path, options: Namespace, opened: dict[Path, Saves], problems: Problems) -> tuple[int, str | None]:
+def _verify(
+    run_dir: Path, options: Namespace, opened: dict[Path, PopulationStore], problems: Problems
+) -> tuple[int, str | None]:
     """Check one run; return how many pairs of checkpoints it was trained again between, and why not between any."""
     store = open_store(run_dir, CHECKPOINTS, opened)
     strategy, obstacle = rebuild_strategy(run_dir, store, options, problems)

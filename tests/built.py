@@ -1,4 +1,4 @@
-"""Front doors called in a test's own process: they trace the same strategy once, and leave the tests' cache alone."""
+"""Commands called in a test's own process: they trace the same strategy once, and leave the tests' cache alone."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _BUILT: dict[str, Strategy] = {}
 
 @contextmanager
 def built_once() -> Iterator[None]:
-    """Have front doors that are called in this process train one strategy for the same settings, which compiles once.
+    """Have commands that are called in this process train one strategy for the same settings, which compiles once.
 
     Where a colon names code of the user's own, or data or a teacher are read, each call builds its own: another test
     may have written them otherwise.
@@ -29,16 +29,16 @@ def built_once() -> Iterator[None]:
         return strategy if reads or ":" in said else _BUILT.setdefault(said, strategy)
 
     with pytest.MonkeyPatch.context() as patch:
-        for door in (train, verify):
-            patch.setattr(door, "build", built)
+        for command in (train, verify):
+            patch.setattr(command, "build", built)
         yield
 
 
 @contextmanager
 def no_cache_of_the_user() -> Iterator[None]:
-    """Keep a front door that is called in this process from turning on the user's own cache, for it and all after."""
+    """Keep a command that is called in this process from turning on the user's own cache, for it and all after."""
     with pytest.MonkeyPatch.context() as patch:
-        for door in (evaluate, train, verify):
-            patch.setattr(door, "cache_compilations", lambda: None)
-        patch.setattr(doctor.door, "without_compilation_cache", lambda: None)  # nor from turning off that of the tests
+        for command in (evaluate, train, verify):
+            patch.setattr(command, "cache_compilations", lambda: None)
+        patch.setattr(doctor.cli, "without_compilation_cache", lambda: None)  # nor from turning off that of the tests
         yield

@@ -72,21 +72,21 @@ def compiled_once(cache: Path) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_the_tests() -> Iterator[None]:
-    """Leave the cache as it is, whatever front doors are called in this process."""
+    """Leave the cache as it is, whatever commands are called in this process."""
     with no_cache_of_the_user():
         yield
 
 
 @pytest.fixture(scope="module", autouse=True)
 def same_strategies() -> Iterator[None]:
-    """Trace and compile once what front doors that are called in this process train with the same settings."""
+    """Trace and compile once what commands that are called in this process train with the same settings."""
     with built_once():
         yield
 
 
 @pytest.fixture
 def shared_programs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let processes that go through no front door take compiled programs from there too, and leave theirs."""
+    """Let processes that go through no command take compiled programs from there too, and leave theirs."""
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(cache / "jaxrl" / "compiled"))
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 

@@ -62,7 +62,7 @@ def test_an_event_loop_that_gets_no_file_descriptors_is_one_error(
 
 
 @pytest.mark.usefixtures("few_objects")
-def test_what_a_failure_leaves_behind_is_gone_before_a_front_door_ends(
+def test_what_a_failure_leaves_behind_is_gone_before_a_command_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Loop:
@@ -77,7 +77,7 @@ def test_what_a_failure_leaves_behind_is_gone_before_a_front_door_ends(
         raise StorageError("no room")
 
     monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
-    gc.disable()  # until the door does
+    gc.disable()  # until the command does
     try:
         with pytest.raises(SystemExit) as ended:
             run_main(main, [])

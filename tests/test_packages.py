@@ -53,7 +53,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: dict[str, Path]) ->
 def test_the_wheel_says_what_the_project_says(built: dict[str, Path]) -> None:
     with zipfile.ZipFile(built[".whl"]) as wheel:
         told = email.message_from_bytes(wheel.read(f"{NAME}.dist-info/METADATA"))
-        doors = wheel.read(f"{NAME}.dist-info/entry_points.txt").decode()
+        entry_points = wheel.read(f"{NAME}.dist-info/entry_points.txt").decode()
     assert (told["Name"], told["Version"], told["License-Expression"]) == ("jaxrl", jaxrl.__version__, "Apache-2.0")
     assert told["Requires-Python"] == PROJECT["requires-python"]
     assert told["Description-Content-Type"] == "text/markdown"
@@ -61,7 +61,7 @@ def test_the_wheel_says_what_the_project_says(built: dict[str, Path]) -> None:
     needed = [line for line in told.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert len(needed) == len(PROJECT["dependencies"])
     assert "Typing :: Typed" in told.get_all("Classifier", [])
-    assert re.search(r"^jaxrl = jaxrl.__main__:main$", doors, re.MULTILINE)
+    assert re.search(r"^jaxrl = jaxrl.__main__:main$", entry_points, re.MULTILINE)
 
 
 def test_the_classifiers_are_the_pythons_of_the_matrix() -> None:

@@ -91,8 +91,8 @@ def trains_by_command(name: str, path: Path, *more: str) -> str:
     return _ran(evaluate.main, str(path / "run"), "--episodes", "4")
 
 
-def _ran(door: Callable[[list[str]], int], *args: str) -> str:
-    """Go through a front door in this process; return what it prints."""
+def _ran(command: Callable[[list[str]], int], *args: str) -> str:
+    """Go through a command in this process; return what it prints."""
     with jax.numpy_rank_promotion("allow"), contextlib.redirect_stdout(io.StringIO()) as out:
-        assert door(list(args)) == 0
+        assert command(list(args)) == 0
     return out.getvalue()

@@ -1,1 +1,1 @@
-"""The command line: code shared by the front doors, and a run's settings from presets, files and flags."""
+"""The command line: code shared by the commands, and a run's settings from presets, files and flags."""

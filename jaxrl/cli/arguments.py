@@ -1,4 +1,4 @@
-"""Command-line arguments of all front doors: normalising, reading flags, and quoting.
+"""Command-line arguments of all commands: normalising, reading flags, and quoting.
 
 Imports nothing slow, because the first line of a run is printed before slow imports.
 """
@@ -174,14 +174,14 @@ def parse_pairs(flag: str, words: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-def command(door: str) -> str:
-    """Return the command of a front door, in the style in which this process was called, such as `jaxrl train`."""
+def command(name: str) -> str:
+    """Return the command line of a command, in the style in which this process was called, such as `jaxrl train`."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is None and sys.argv and re.search(r"(^|[\\/])jaxrl(\.exe)?$", sys.argv[0]):
-        return f"jaxrl {door}"
+        return f"jaxrl {name}"
     if spec is not None and spec.name == "jaxrl.__main__":
-        return f"python -m jaxrl {door}"
-    return f"python -m jaxrl.{door}"
+        return f"python -m jaxrl {name}"
+    return f"python -m jaxrl.{name}"
 
 
 def quote(text: str) -> str:

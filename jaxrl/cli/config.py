@@ -34,7 +34,7 @@ from jaxrl.paths import CONFIG, local
 from jaxrl.registry import ALGORITHMS, RECORDERS, SUITES, join_names, matching_presets
 from jaxrl.strategies.population import replace_settings
 from jaxrl.strategies.search import parse_search
-from jaxrl.training.settings import unread
+from jaxrl.training.settings import unused_settings
 from jaxrl.training.storage.files import read_yaml
 from jaxrl.training.storage.run_dir import read_settings, require_run
 
@@ -96,7 +96,7 @@ def parse(args: Sequence[str]) -> Request:
     if not file and config.env is not None and not matching_presets(PRESETS.get(algo, {}), config.env):
         notes = (*notes, "generic settings: there is no preset for this environment")
     # Of a sweep, members may read what the settings in common leave unread.
-    ignored = [] if "sweep" in (members or {}) else sorted(chosen & unread({**asdict(config), "algo": algo}))
+    ignored = [] if "sweep" in (members or {}) else sorted(chosen & unused_settings({**asdict(config), "algo": algo}))
     if ignored:
         other = "; n-step returns without a core are processor.n_step" if "agent.n_step" in ignored else ""
         notes = (*notes, f"nothing reads {', '.join(ignored)} under these settings{other}")

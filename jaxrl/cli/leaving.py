@@ -1,4 +1,4 @@
-"""Signal handlers of front doors while there is no run to save. Imports little, because it is imported first."""
+"""Signal handlers of commands while there is no run to save. Imports little, because it is imported first."""
 
 import signal
 import sys
@@ -21,7 +21,7 @@ def set_exit_note(text: str) -> None:
     _how_far = text
 
 
-def is_front_door() -> bool:
+def is_command() -> bool:
     """Return whether this process was started as `python -m jaxrl.train` or similar; a library leaves signals alone."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
     return module is not None and module.name.startswith("jaxrl.")
@@ -32,6 +32,6 @@ def _leave(number: int, frame: FrameType | None) -> None:
     end_at_once(number, f"stopped by {signal.Signals(number).name}{_how_far}")
 
 
-# On import, so that signals during slow imports are handled too: front doors import this module first.
-if is_front_door():
+# On import, so that signals during slow imports are handled too: commands import this module first.
+if is_command():
     leave_on_signals()

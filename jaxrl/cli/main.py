@@ -1,6 +1,6 @@
-"""Code shared by the front doors. They import it first: it installs signal handlers and imports nothing slow."""
+"""Code shared by the commands. They import it first: it installs signal handlers and imports nothing slow."""
 
-from jaxrl.cli.leaving import is_front_door  # first: it installs signal handlers
+from jaxrl.cli.leaving import is_command  # first: it installs signal handlers
 
 # isort: split
 import argparse
@@ -26,7 +26,7 @@ from jaxrl.paths import local
 
 
 def run_main(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = None) -> None:
-    """Run a front door with `args` (default: those of the process), and exit with its code.
+    """Run a command with `args` (default: those of the process), and exit with its code.
 
     Errors that a user can cause, and warnings, are printed as one line on standard error, without a traceback.
     """
@@ -40,7 +40,7 @@ def run_main(main: Callable[[Sequence[str]], int], args: Sequence[str] | None = 
 
 
 def _run(main: Callable[[Sequence[str]], int], args: Sequence[str]) -> int:
-    """Run a front door; print an error on one line, and return the exit code."""
+    """Run a command; print an error on one line, and return the exit code."""
     code = 128 + signal.SIGPIPE
     try:
         code = main(args)
@@ -61,7 +61,7 @@ def _run(main: Callable[[Sequence[str]], int], args: Sequence[str]) -> int:
 
 
 def hold_standard_streams() -> None:
-    """Open `/dev/null` as standard input, output or error if a front door was started with it closed.
+    """Open `/dev/null` as standard input, output or error if a command was started with it closed.
 
     Otherwise files of the run would get these descriptors, and libraries would print into them.
     """
@@ -84,23 +84,23 @@ def require_temporary_directory() -> None:
         sys.exit(StorageError.exit_code)
 
 
-def begin_front_door() -> None:
-    """Prepare a process that is a front door, before anything slow is imported."""
+def prepare_command() -> None:
+    """Prepare a process that is a command, before anything slow is imported."""
     hold_standard_streams()
     require_temporary_directory()
 
 
-if is_front_door():
-    begin_front_door()
+if is_command():
+    prepare_command()
 
 
 class Parser(argparse.ArgumentParser):
     """Parser that raises `SettingsError` for bad arguments, without printing the usage, and has `--version`."""
 
-    def __init__(self, door: str, example: str, **settings: Any) -> None:
-        """Create the parser of a front door; `example` are arguments to show in its help."""
-        name = command(door)
-        super().__init__(name, epilog=f"Example: {name} {example}", **settings)
+    def __init__(self, name: str, example: str, **settings: Any) -> None:
+        """Create the parser of the command `name`; `example` are arguments to show in its help."""
+        line = command(name)
+        super().__init__(line, epilog=f"Example: {line} {example}", **settings)
         self.add_argument("--version", action="version", version=f"jaxrl {jaxrl.__version__}")
         # Numbers are written as for training: argparse takes `1e5` for no `int`, and `-1e-3` for a flag.
         self.register("type", int, parse_whole_number)
@@ -148,7 +148,7 @@ def cache_compilations() -> None:
 
 
 def compilation_cache() -> str | None:
-    """Return the directory in which front doors cache compiled programs; `None` if there is none."""
+    """Return the directory in which commands cache compiled programs; `None` if there is none."""
     import jax
 
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

@@ -10,7 +10,7 @@ from jaxrl.paths import local, require_new
 from jaxrl.terminal import Stage, print_folded
 
 stage = Stage()
-"""Display of a front door's activity, until the trainer takes over."""
+"""Display of a command's activity, until the trainer takes over."""
 
 
 def greet(args: Sequence[str]) -> None:

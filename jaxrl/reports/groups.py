@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from jaxrl.errors import one_line
 from jaxrl.reports.read import Run
 from jaxrl.training.population.scores import Spread, comparable, spread
-from jaxrl.training.settings import HARMLESS, YARDSTICK
+from jaxrl.training.settings import CHANGEABLE, OF_SCORES
 
 LONGEST_LABEL = 120
-MAY_DIFFER = (HARMLESS - YARDSTICK - {"init_from", "init_parts"}) | {"seed"}
+MAY_DIFFER = (CHANGEABLE - OF_SCORES - {"init_from", "init_parts"}) | {"seed"}
 """Settings in which the runs of a group may differ."""
 DEFAULTS: dict[str, Any] = {
     "eval_env": None,

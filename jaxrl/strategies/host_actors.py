@@ -423,7 +423,7 @@ def with_actors(
         # The statistics sent by the actors include the first observations, so the learner's start empty.
         return state._replace(processor=reset_stats(collector.processor, state.processor, host_actors))
 
-    def take_up(learns: bool, state: PyTree, arrival: PyTree, t: Array) -> PyTree:
+    def push_arrival(learns: bool, state: PyTree, arrival: PyTree, t: Array) -> PyTree:
         learnt, items, _ = taking(state, None, t, arrival)
         assert push is not None
         return push(learnt if learns else state, items, t)
@@ -437,7 +437,7 @@ def with_actors(
         step=ComposedStep(taking, strategy.learn),
         state_fns=state_fns,
         actor_fns=make_actor_fns(
-            collector, host_actors, steps=steps, fill=fill, random_fill=random_fill, push=take_up if push else None
+            collector, host_actors, steps=steps, fill=fill, random_fill=random_fill, push=push_arrival if push else None
         ),
     )
 

@@ -20,33 +20,6 @@ SAME = PartitionSpec()
 """The spec of replicated values."""
 
 
-class Alone:
-    """The lane of a run that trains by itself; the trainer holds its state."""
-
-    runner: Any = None
-    """What runs the iterations in place of the run's own program, with a method `run` like `ActorPool.run`."""
-    chunk_s = 0.25
-    """Target duration of one compiled call: the latency of a signal and the interval of progress updates."""
-    turns = 1.0
-    """How many runs, itself included, a worker on the host serves before this one trains on."""
-
-    def whole(self, state: PyTree) -> PyTree:
-        """Return the complete state."""
-        return state
-
-    def to_save(self, state: PyTree) -> PyTree:
-        """Return the complete state, on the device or on the host, for a checkpoint."""
-        return state
-
-    def part(self, state: PyTree, choose: Callable[[PyTree], PyTree]) -> PyTree:
-        """Return the part of a state that `choose` selects."""
-        return choose(state)
-
-    def params(self, strategy: Strategy, state: PyTree) -> PyTree:
-        """Return the parameters of the policy."""
-        return params_of(strategy, state)
-
-
 def on_devices(strategy: Strategy, devices: int, mesh: str | None = None) -> Strategy:
     """Return `strategy` with its shards spread over `devices` devices; results do not depend on their number.
 
@@ -168,7 +141,7 @@ def shard_local(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree
     """In process 0, shard a local state and its sums over the devices of all processes, unless they already are."""
     if processes.is_spread(state):
         return state, sums
-    processes.broadcast("place")
+    processes.broadcast("distribute")
     return distribute(strategy, state, processes.whole(sums))
 
 
@@ -195,7 +168,7 @@ def apply_in_all(strategy: Strategy, how: str, state: PyTree, *args: int) -> PyT
     """Apply the function `how` of `strategy.state_fns`, such as `reseed`, to a state, in all processes."""
     if not processes.is_spread(state):
         return getattr(strategy.state_fns, how)(state, *args)
-    processes.broadcast("alter", how, *args)
+    processes.broadcast("apply", how, *args)
     # `over_devices` wraps functions with two results.
     function = lambda state: (getattr(strategy.state_fns, how)(state, *args), ())
     with processes.reported():

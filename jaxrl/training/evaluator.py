@@ -456,8 +456,7 @@ class EvalOutcome(NamedTuple):
     """The score of the confirmation, if there was one."""
     is_best: bool
     should_save: bool
-    """Whether it is better than the best policy on disk. That may be worse than the best so far, of which the file was
-    damaged."""
+    """Whether it is better than the best policy on disk, which lags behind the best so far if its file was damaged."""
     least_return: float
     """The lower of the mean returns of both evaluations; NaN if one is."""
 

@@ -92,16 +92,16 @@ class Logbook:
 
     # --- open, rewind, close ---
 
-    def go_on(self, before: "Logbook") -> None:
+    def continue_from(self, before: "Logbook") -> None:
         """Take over the curve, and the numbers noted for the next row, from the log of an earlier call of the run."""
         self.curve, self._noted = before.curve, before._noted
 
-    def open(self, storage: Storage, resume: bool, repeats: bool, notes: Iterable[str], aside: str = "") -> None:
+    def open(self, storage: Storage, resume: bool, repeats: bool, notes: Iterable[str], restart_note: str = "") -> None:
         """Open the logs in the directory of `storage`, and log the start of the run.
 
         With `resume`, first truncate the logs to the checkpoint and append the rows that an earlier process could not
-        write. `repeats` says whether later rows of that process come again as they were. `notes` become events; `aside`
-        goes into the event of a resumption.
+        write. `repeats` says whether later rows of that process come again as they were. `notes` become events;
+        `restart_note` goes into that of a resumption.
         """
         opt_steps = self._counters["opt_steps"]
         self._rows = Recorders(recorders_of(self._recorders_in(storage), storage.log(METRICS), self._console))
@@ -127,7 +127,7 @@ class Logbook:
         for note in notes:
             self.event("note", note)
         if resume:
-            self.event("resume", storage.describe_resume(opt_steps, aside))
+            self.event("resume", storage.describe_resume(opt_steps, restart_note))
         if changed := storage.eval_changes:
             self.event("best", f"evaluation settings changed ({changed}): the best score is reset")
 
@@ -163,14 +163,14 @@ class Logbook:
         tried = f"{ledger.tries} new tries from the last good checkpoint ended no better; " if ledger.tries else ""
         raise DivergedError(f"training diverged: {what}; {tried}try a lower agent.lr, or a smaller agent.max_grad_norm")
 
-    def log_rollback(self, opt_steps: int, what: str, facts: Mapping[str, Any] | None, aside: str = "") -> None:
+    def log_rollback(self, opt_steps: int, what: str, facts: Mapping[str, Any] | None, restart_note: str = "") -> None:
         """Truncate the logs after `opt_steps`, and log the reason.
 
-        `facts` are those of the checkpoint, `None` at the start of the run; `aside` is the text on what starts anew.
+        `facts` are those of the checkpoint, `None` at the start of the run; `restart_note` says what starts anew.
         """
         self.rewind(opt_steps)
         self._noted = noted_in(facts or {})
-        self.event("rollback", f"{what}; went back to here{aside}, to go on with other random numbers")
+        self.event("rollback", f"{what}; went back to here{restart_note}, to go on with other random numbers")
 
     def require_valid(self, validity: Validity | None = None) -> None:
         """Log and raise `DivergedError` if none of the environment steps was valid; by default those of the rows."""
@@ -417,8 +417,8 @@ def algo_and_env(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 @contextmanager
-def reading_facts(checkpoint: str, verdict: str) -> Iterator[None]:
-    """Convert errors from reading the facts of a checkpoint; `verdict`, as "no session's", goes into the message.
+def reading_facts(checkpoint: str, writer: str) -> Iterator[None]:
+    """Convert errors from reading the facts of a checkpoint, which `writer`, as "a session", should have written.
 
     Raises:
       NoCheckpointError: the facts are not those of this kind of run.
@@ -426,4 +426,4 @@ def reading_facts(checkpoint: str, verdict: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
-        raise NoCheckpointError(f"checkpoint {checkpoint} is {verdict}: {error}") from error
+        raise NoCheckpointError(f"checkpoint {checkpoint} was not written by {writer}: {error}") from error

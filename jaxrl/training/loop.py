@@ -85,7 +85,7 @@ from jaxrl.training.stops import BROKEN, FINISHED, LIMITS
 from jaxrl.training.storage.arrays import read_part, write_part
 from jaxrl.training.storage.checkpoints import Facts, Store
 from jaxrl.training.storage.members import Membership, require_no_member
-from jaxrl.training.storage.run import OWES_BOUNDARY, VERSIONS, Best, Resume, Storage, resolve_resume, versions
+from jaxrl.training.storage.run import PENDING_BOUNDARY, VERSIONS, Best, Resume, Storage, resolve_resume, versions
 from jaxrl.training.storage.weights import Weights, insert_leaves, require_same_start, weights_of
 from jaxrl.trees import Key, PyTree, make_key
 from jaxrl.xla import attempts
@@ -153,7 +153,7 @@ class Trainer:
         check_strategy(strategy)
         config, given = with_recorders(config_for(strategy, evaluator, config, settings), recorders)
         run_dir, how = resolve_resume(resume, from_step, config.run_dir, allow_changes, start_over)
-        if run_dir is not None and how.run and not start_over:
+        if run_dir is not None and how.enabled and not start_over:
             require_same_start(run_dir if how.fork is None else how.fork.run, config)
         config, schedule, notes = plan_run(strategy, config.changed(run_dir=run_dir))
         strategy = devices.on_devices(strategy, config.devices, config.mesh)
@@ -171,7 +171,7 @@ class Trainer:
         self.stop_reason: str | None = None
         self.latest: PyTree = None
         """Parameters of the latest policy, if the state is sharded over processes."""
-        self.lane = devices.Alone()
+        self.lane = Lane()
         """Where the state lives; replaced for a member of a population that trains in a team."""
         self.membership = Membership()
         """Replaced for any member of a population."""
@@ -183,7 +183,7 @@ class Trainer:
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._with_episodes = reports_episodes(strategy, config, self.hooks)
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
-        self._owes_boundary = False
+        self._boundary_pending = False
         """Whether the boundary at the present iteration is still to be made, as its evaluation failed."""
         self._held_s = 0.0
         """Seconds for which the last save held up the training."""
@@ -251,21 +251,21 @@ class Trainer:
 
     def reports(self) -> Generator[Report, None, None]:
         """Train, yielding a report at each boundary; closing the generator saves. Raises as `Trainer.train` does."""
-        if self._prepare() and not self._follow():
+        if self._reset_for_call() and not self._follow():
             with self._leading():
                 yield from self._loop()
 
     def _loop(self) -> Generator[Report, None, None]:
         """Train, as the only process or as the leader of several."""
-        self._plan()
+        self._check_weights_and_memory()
         with self._opened() as storage:
-            self._begin()
+            self._compile_and_restore()
             # A population search may pause a member here, before it trains any further.
-            if self.membership.announces:
+            if self.membership.reports_before_training:
                 yield from self._hand_over(self._report(None, None, saved=False))
             while self.stop_reason is None:
-                boundary = next_boundary(self.schedule, self.ledger.t - (1 if self._owes_boundary else 0))
-                self._owes_boundary = False
+                boundary = next_boundary(self.schedule, self.ledger.t - (1 if self._boundary_pending else 0))
+                self._boundary_pending = False
                 self._advance_to(boundary.t)
                 # Skip the boundary: a diverged state gets no row, evaluation or checkpoint.
                 if has_diverged(self._health(), self.config.max_skips):
@@ -381,7 +381,7 @@ class Trainer:
             found = evaluate_and_confirm(rules, params, opt_steps, self.ledger, on_disk)
         except Exception as error:
             # Nothing of this boundary is made yet, unless its row came first: a resumed run makes it.
-            self._owes_boundary = recorded is None and self.ledger.t > 0
+            self._boundary_pending = recorded is None and self.ledger.t > 0
             self._fail(stop_reason_for(error, None), "evaluation", error, "".join(traceback.format_exception(error)))
         self._least_return = found.least_return
         self.membership.record_score(opt_steps, found.score)
@@ -423,7 +423,7 @@ class Trainer:
         # A copy: the state is donated to the next call, while a thread writes the best policy.
         params = jax.device_put(self._params(self._state), may_alias=False)
         self._best = self._log.best(score, params, self.strategy.policy, self.settings())
-        if not self.membership.saves_best_late:
+        if not self.membership.defers_best:
             with self.ledger.timed("save"):
                 self._storage.keep_best(self._best)
 
@@ -455,7 +455,7 @@ class Trainer:
         """Return whether to save now, in a run without a `save_interval`."""
         if self.config.save_interval is not None:
             return False
-        return self._storage.is_time_to_save(self.ledger.unsaved_s, self._held_s, self.lane.turns)
+        return self._storage.is_time_to_save(self.ledger.unsaved_s, self._held_s, self.lane.runs_per_worker)
 
     def _roll_back(self) -> None:
         """Roll back to the last good state, and continue with another random stream.
@@ -479,12 +479,12 @@ class Trainer:
         if self._actors is not None:
             self._actors = self._actors.restart()
         opt_steps = self.schedule.opt_steps(self.ledger.t)
-        aside = describe_restart(self._refilled, self.strategy)
-        self._log.log_rollback(opt_steps, what, found[1] if found else None, aside)
+        restart_note = describe_restart(self._refilled, self.strategy)
+        self._log.log_rollback(opt_steps, what, found[1] if found else None, restart_note)
 
     # --- beginning and ending -----------------------------------------------------------------------------------
 
-    def _prepare(self) -> bool:
+    def _reset_for_call(self) -> bool:
         """Prepare to start or continue; print a message and return `False` if nothing is left to do."""
         reason, self.stop_reason, self.latest = self.stop_reason, None, None
         # The run was stopped by request; calling it again withdraws the request.
@@ -503,23 +503,23 @@ class Trainer:
         # Start from the newest checkpoint or from scratch: release the state in memory.
         else:
             self.ledger, self._best, self.state, self._sums = Ledger(), None, None, None
-            self._owes_boundary = False
+            self._boundary_pending = False
         return True
 
-    def _plan(self) -> None:
+    def _check_weights_and_memory(self) -> None:
         """Check the initial weights and that the run fits into memory; nothing is written yet."""
         config = self.config
         if config.run_dir is not None:
             if self.membership.number is None:
                 require_no_member(config.run_dir)
             require_free(config.run_dir)
-        fresh = not self.resume.run and self._state is None
+        fresh = not self.resume.enabled and self._state is None
         self._weights = self._initial_weights() if fresh else Weights({})
         where = lambda: (self.ledger.counters(self.schedule), self.ledger.wall)
         before = self._log
         self._log = Logbook(self.schedule, where, (*config.recorders, *self._given_recorders), self._quiet)
         if self._state is not None:
-            self._log.go_on(before)
+            self._log.continue_from(before)
         with self._log.staged("tracing"), self.ledger.timed("compile"):
             self._memory = program.check_step(self.strategy, self.evaluator, self._params)
 
@@ -560,7 +560,7 @@ class Trainer:
             else:
                 self._close(storage)
 
-    def _begin(self) -> None:
+    def _compile_and_restore(self) -> None:
         """Compile, initialise or restore, and open the logs."""
         strategy, config = self.strategy, self.config
         key, self._eval_key = make_key(config.seed), eval_key(config.seed)
@@ -584,14 +584,14 @@ class Trainer:
             elif self._state is None:
                 self.state, self._sums = jax.block_until_ready(self._fresh())
             elif self._actors is not None and before is not None:
-                self._actors.take_up(before.facts())
+                self._actors.restore(before.facts())
             evaluated = self.ledger.has_scores
-            if self.resume.run:
+            if self.resume.enabled:
                 self._load_best()
         self._open_logs()
         self._log.stage("training")
         call(self.hooks.start, self)
-        if self.ledger.t >= self.schedule.last and not self._owes_boundary:
+        if self.ledger.t >= self.schedule.last and not self._boundary_pending:
             self.stop_reason = self.schedule.limit(self.ledger.t)
         elif config.eval_at_start and self.ledger.t == 0 and not evaluated and not self.interrupt:
             self._evaluate()
@@ -600,26 +600,26 @@ class Trainer:
         """Raise `SettingsError` unless the newest of `checkpoints`, `step`, can be resumed; nothing is compiled yet."""
         checkpoints.check_newest(program.state_shapes(self.strategy))
         # Under other settings the same iteration would mean other counts.
-        with reading_facts(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
+        with reading_facts(f"{step} of {self.config.run_dir}", "jaxrl"):
             counted = self.ledger.restore(facts["ledger"]).counters(self.schedule)
         require_counters(f"{step} of {self.config.run_dir}", step, facts, counted)
 
     def _restore(self) -> None:
         step, (state, sums), facts = self._storage.load(self._compiled.like)
         self.membership.restore(facts, self._storage.path)
-        self._owes_boundary = facts.get(OWES_BOUNDARY) is True
-        with reading_facts(f"{step} of {self.config.run_dir}", "none of jaxrl's"):
+        self._boundary_pending = facts.get(PENDING_BOUNDARY) is True
+        with reading_facts(f"{step} of {self.config.run_dir}", "jaxrl"):
             ledger = self._log.restore_ledger(facts, self.ledger, bool(self._storage.eval_changes))
         self.state, self._sums, self.ledger = self._adapt_loaded(state, ledger), sums, ledger
         if self._actors is not None:
-            self._actors.take_up(facts.get("actors"))
+            self._actors.restore(facts.get("actors"))
         self._storage.commit_resume()
 
     def _load_best(self) -> None:
         """Load the best policy on disk.
 
-        Its score is then the one to beat, unless the run will evaluate that policy again, as one does that repeats bit
-        for bit what came after its checkpoint.
+        Its score becomes the one to beat. A run that resumes bit for bit keeps the score of its checkpoint instead: it
+        will find this policy again by itself.
         """
         self._best = best = self._storage.load_best(jax.eval_shape(self._params, self._compiled.like[0]))
         compiled = self.evaluator is self.lane or isinstance(self.evaluator, CompiledEvaluator)
@@ -629,12 +629,12 @@ class Trainer:
     def _repeats_past(self) -> bool:
         """Return whether a resumed run trains from its checkpoint as it did before, bit for bit."""
         anew = self._refilled or self._actors is not None or self.strategy.host_env is not None
-        return not anew and not self._storage.decisive
+        return not anew and not self._storage.training_changes
 
     def _adapt_loaded(self, state: PyTree, ledger: Ledger) -> PyTree:
         """Apply changed settings to a loaded state and refill a replay buffer it was saved without; note both."""
-        state, self._refilled = refill_buffer(self.strategy, state, ledger.t, bool(self._storage.decisive))
-        if self._storage.decisive or self._refilled:
+        state, self._refilled = refill_buffer(self.strategy, state, ledger.t, bool(self._storage.training_changes))
+        if self._storage.training_changes or self._refilled:
             ledger.changed_at = self.schedule.opt_steps(ledger.t)
         if self._actors is not None:
             self._actors.refill = self._refilled
@@ -645,8 +645,8 @@ class Trainer:
         self._storage.update_metadata(memory=self._memory.facts(), **({"without": without} if without else {}))
         of_programs = (*self._memory.notes(), *self.strategy.info.notes, *attempts.notes())
         notes = (*self._notes, *self._weights.notes, *of_programs)
-        aside = describe_restart(self._refilled, self.strategy)
-        self._log.open(self._storage, self.resume.run, self._repeats_past(), notes, aside)
+        restart_note = describe_restart(self._refilled, self.strategy)
+        self._log.open(self._storage, self.resume.enabled, self._repeats_past(), notes, restart_note)
         if (beginning := self._storage.describe_origin()) is not None:
             self._log.event("fork", beginning)
 
@@ -668,7 +668,7 @@ class Trainer:
             self._log.close()
             storage.close()
             if storage.path is not None and storage.path.exists():  # another call resumes from there
-                self.resume = Resume(run=True, allow_changes=self.resume.allow_changes)
+                self.resume = Resume(enabled=True, allow_changes=self.resume.allow_changes)
 
     def adopt(self, state: PyTree, strategy: Strategy, message: str) -> None:
         """Continue from another state with other settings of the same program; `message` becomes an event.
@@ -750,9 +750,9 @@ class Trainer:
                 compiled = compile_all(strategy, key, None, self._params, *given)
             elif order == "init":
                 state, sums = compiled.init(key)
-            elif order == "weights":
+            elif order == "insert_weights":
                 state, sums = program.warm_up_anew(strategy, insert_leaves(Saved(state, sums), *given), key)
-            elif order == "place":
+            elif order == "distribute":
                 state, sums = devices.distribute(strategy, *compiled.like)
             elif order == "load":
                 state, sums = None, None  # free memory before loading
@@ -761,7 +761,7 @@ class Trainer:
                 state, sums = found or (None, None)
                 del found  # or it would keep these arrays until the next load
                 processes.answer(said)
-            elif order == "alter":
+            elif order == "apply":
                 state = devices.apply_in_all(strategy, given[0], state, *given[1:])
             elif order == "run":
                 start, stop, fresh = given
@@ -776,6 +776,8 @@ class Trainer:
                 processes.whole((state, sums))
             elif order == processes.END:
                 self._adopt_end(state, sums, latest, *given)
+            else:
+                raise AssertionError(f"process 0 gave an order {order!r} that no process knows")
 
     def _adopt_end(self, state: Any, sums: Any, latest: Any, how: dict[str, Any]) -> None:
         """Adopt the outcome of the run from process 0."""
@@ -824,8 +826,8 @@ class Trainer:
     def _facts(self) -> dict[str, Any]:
         left_out = {} if self.config.save_replay else {"left_out": program.LEFT_OUT}
         actors = {} if self._actors is None else {"actors": self._actors.facts()}
-        owes = {OWES_BOUNDARY: True} if self._owes_boundary else {}
-        own = {**left_out, **actors, **owes, **self.membership.facts()}
+        pending = {PENDING_BOUNDARY: True} if self._boundary_pending else {}
+        own = {**left_out, **actors, **pending, **self.membership.facts()}
         return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **own)
 
     def _summary(self) -> dict[str, Any]:
@@ -843,6 +845,33 @@ class Trainer:
     def _report(self, train: Row | None, evaluation: Row | None, saved: bool) -> Report:
         at = self.ledger.counters(self.schedule)
         return Report(**at, train=train, eval=evaluation, saved=saved, stop=self.stop_reason)
+
+
+class Lane:
+    """The lane of a run that trains by itself; the trainer holds its state."""
+
+    runner: Any = None
+    """What runs the iterations in place of the run's own program, with a method `run` like `ActorPool.run`."""
+    chunk_s = 0.25
+    """Target duration of one compiled call: the latency of a signal and the interval of progress updates."""
+    runs_per_worker = 1.0
+    """Runs that share a worker on the host, this one included."""
+
+    def whole(self, state: PyTree) -> PyTree:
+        """Return the complete state."""
+        return state
+
+    def to_save(self, state: PyTree) -> PyTree:
+        """Return the complete state, on the device or on the host, for a checkpoint."""
+        return state
+
+    def part(self, state: PyTree, choose: Callable[[PyTree], PyTree]) -> PyTree:
+        """Return the part of a state that `choose` selects."""
+        return choose(state)
+
+    def params(self, strategy: Strategy, state: PyTree) -> PyTree:
+        """Return the parameters of the policy."""
+        return devices.params_of(strategy, state)
 
 
 def refill_buffer(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tuple[PyTree, range]:

@@ -111,7 +111,7 @@ def run_one(strategy: Strategy, state: PyTree, sums: Sums, arrival: PyTree, t: A
     return state, add(sums, metrics)
 
 
-class Lanes(NamedTuple):
+class BatchedResult(NamedTuple):
     """The results of a call for several members; every leaf is `[W, ...]`, one lane per member."""
 
     state: PyTree
@@ -124,12 +124,14 @@ class Lanes(NamedTuple):
 
 def run_together(
     strategy: Strategy, with_episodes: bool, state: PyTree, sums: Sums, start: Array, stop: Array
-) -> Lanes:
+) -> BatchedResult:
     """Run iterations `start .. stop-1` of several members at once; they share all counters, which are scalars."""
     program = partial(run_with_episodes if with_episodes else run, strategy)
     with mapped_over(len(sums.count)):
         state, sums, *ended_rows = jax.vmap(program, in_axes=(0, 0, None, None))(state, sums, start, stop)
-    return Lanes(state, sums, ended_rows, strategy.state_fns.health and jax.vmap(strategy.state_fns.health)(state))
+    return BatchedResult(
+        state, sums, ended_rows, strategy.state_fns.health and jax.vmap(strategy.state_fns.health)(state)
+    )
 
 
 MAX_EPISODE_STEPS = 1 << 18
@@ -273,7 +275,7 @@ def values_of(strategy: Strategy) -> dict[str, Array]:
 
 
 def compile_together(strategy: Strategy, width: int, with_episodes: bool) -> Any:
-    """Compile `run_together` for `width` members, `(state, sums, start, stop) -> Lanes`; the state is donated."""
+    """Compile `run_together` for `width` members: `(state, sums, start, stop)`, of which the state is donated."""
 
     def make() -> Any:
         count = jax.ShapeDtypeStruct((), jnp.uint32)

@@ -389,7 +389,7 @@ def extend(
 
 # --- what differs between the settings of two runs, and which of them decide what -------------------------------
 
-HARMLESS = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {
+CHANGEABLE = frozenset(TrainerConfig.__dataclass_fields__) - {"seed"} | {
     "processes",
     "actor_timeout",
     "actor_engine",
@@ -410,7 +410,7 @@ back.
 The location of a data set (`data`, `demos`) or a `teacher` is one of them; what it holds is pinned by `data_sha256`,
 `demos_sha256`, `teacher_sha256`.
 """
-YARDSTICK = frozenset({"env", "env_args", "eval_env", "eval_env_args", "eval_actions"})
+OF_SCORES = frozenset({"env", "env_args", "eval_env", "eval_env_args", "eval_actions"})
 """Settings that decide what a score means: those under others cannot be compared."""
 
 
@@ -423,7 +423,7 @@ READ_WITH = {
 OF_ACTORS = frozenset(ActorsConfig.__dataclass_fields__) - {"actors"}
 
 
-def unread(settings: Mapping[str, Any]) -> frozenset[str]:
+def unused_settings(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the settings that nothing reads under `settings`.
 
     They are those of a distribution of returns without one, those of sequences and of a core without a recurrent core,
@@ -505,4 +505,4 @@ def changes(old: object, new: object, name: str = "") -> list[Change]:
 
 def evaluation_changes(found: Sequence[Change]) -> list[Change]:
     """Return the changes after which scores are not comparable with earlier ones."""
-    return [change for change in found if change.name.partition(".")[0] in YARDSTICK]
+    return [change for change in found if change.name.partition(".")[0] in OF_SCORES]

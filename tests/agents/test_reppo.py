@@ -19,7 +19,7 @@ from jaxrl.agents.values import ENTROPY_MARGIN
 from jaxrl.distributions import LOG_STD, Categorical, kl_divergence, mask_distribution
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import sample_space
-from jaxrl.training.settings import unread
+from jaxrl.training.settings import unused_settings
 from jaxrl.tuning import Override, override
 from jaxrl.types import Batch, Rollout, Transition
 
@@ -387,7 +387,7 @@ def test_a_term_of_ones_own_moves_its_network_by_its_own_slope() -> None:
 
 def test_the_ends_of_its_support_count_as_settings_that_are_read() -> None:
     settings = lambda algo: dict(getattr(jaxrl, algo)(features=(8,))(SPECS["discrete"]).info.settings)
-    of = lambda algo: unread({"algo": algo, "agent": settings(algo)})
+    of = lambda algo: unused_settings({"algo": algo, "agent": settings(algo)})
     assert "agent.v_min" not in of("reppo")
     assert "agent.v_min" in of("dqn")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from front_doors import Finished, snapshot
+from commands import Finished, snapshot
 from toys_data import walk
 
 import jaxrl
@@ -40,11 +40,11 @@ def refuse(tmp_path: Path, finished: Finished, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(module, "compile_all", lambda *args: pytest.fail("it began to compile"))
 
     def line(command: str) -> str:
-        door, *words = shlex.split(named(command, finished))
+        name, *words = shlex.split(named(command, finished))
         held = [tmp_path, finished.path] if "RUN" in command else [tmp_path]
         before = [snapshot(path) for path in held]
         with pytest.raises(JaxrlError) as refused:
-            importlib.import_module(f"jaxrl.{door}").main(words)
+            importlib.import_module(f"jaxrl.{name}").main(words)
         assert [snapshot(path) for path in held] == before
         assert refused.value.exit_code == 2
         assert "\n" not in str(refused.value)

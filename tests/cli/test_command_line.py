@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from front_doors import SMALL, Doors, Finished, one_error_line
+from commands import SMALL, Cli, Finished, one_error_line
 from test_first_seconds import run_with_fake_jax
 from toys_envs import counting
 
@@ -163,14 +163,14 @@ def test_a_tilde_is_the_home_directory(finished: Finished, tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_is_begun_again_under_the_settings_given(doors: Doors) -> None:
+def test_a_directory_is_begun_again_under_the_settings_given(cli: Cli) -> None:
     """As by `start_over=True` in Python: also where nothing has begun yet, and under another seed."""
     args = (*SMALL, "--max-opts", "20", "--run-dir", "run")
     for seed in (3, 4):
-        done = doors.here("train", *args, "--seed", seed, "--start-over")
+        done = cli.here("train", *args, "--seed", seed, "--start-over")
         assert done.returncode == 0, done.stderr
-    (discarded,) = (doors.cwd / "run").glob("discarded-*")
-    seeds = [yaml.safe_load((path / "config.yaml").read_text())["seed"] for path in (discarded, doors.cwd / "run")]
+    (discarded,) = (cli.cwd / "run").glob("discarded-*")
+    seeds = [yaml.safe_load((path / "config.yaml").read_text())["seed"] for path in (discarded, cli.cwd / "run")]
     assert seeds == [3, 4]
 
 
@@ -182,16 +182,16 @@ def test_a_directory_to_begin_again_may_be_named_in_a_file(tmp_path: Path) -> No
         parse(["--start-over"])
 
 
-def test_more_devices_than_a_cpu_is_divided_into_are_missing(doors: Doors) -> None:
-    line = one_error_line(doors.run("train", *SMALL, "--devices", "20000", "--quiet"))
+def test_more_devices_than_a_cpu_is_divided_into_are_missing(cli: Cli) -> None:
+    line = one_error_line(cli.run("train", *SMALL, "--devices", "20000", "--quiet"))
     assert "devices is 20000, but JAX has 1 here; set devices to 1" in line
 
 
-def test_what_is_printed_of_a_directory_stays_on_its_line(doors: Doors) -> None:
+def test_what_is_printed_of_a_directory_stays_on_its_line(cli: Cli) -> None:
     """A newline and an escape, by which a terminal clears itself; the commands that come next still find the run."""
     name = "a\nb\x1b[2Jc"
     at = SMALL.index("--record-interval")
-    done = doors.here("train", *SMALL[:at], *SMALL[at + 2 :], "--max-opts=20", "--gamma=0.99", "--run-dir", name)
+    done = cli.here("train", *SMALL[:at], *SMALL[at + 2 :], "--max-opts=20", "--gamma=0.99", "--run-dir", name)
     assert done.returncode == 0, done.stderr
     told = ["--gamma 0.99 taken as --processor.discount 0.99", "the preset is for max_opts 5000; scaled to 20: record_"]
     assert [line for line in told if f"\n  {line}" not in done.stdout] == []
@@ -254,16 +254,16 @@ def test_a_search_goes_by_the_evaluations_that_the_preset_has() -> None:
 # --- what is said of a run --------------------------------------------------------------------------------------
 
 
-def test_verify_says_what_it_has_looked_at(doors: Doors, finished: Finished) -> None:
-    *checkpoints, best, logs = doors.here("verify", finished.path).stdout.splitlines()
+def test_verify_says_what_it_has_looked_at(cli: Cli, finished: Finished) -> None:
+    *checkpoints, best, logs = cli.here("verify", finished.path).stdout.splitlines()
     assert [line.split()[:2] for line in checkpoints] == [["40", "ok"], ["60", "ok"]]
     assert re.fullmatch(r"best (30|60) ok [0-9a-f]{64}", best)
     assert logs == "logs ok metrics.jsonl eval_episodes.jsonl"
-    copy = Path(shutil.copytree(finished.path, doors.cwd / "copy"))
+    copy = Path(shutil.copytree(finished.path, cli.cwd / "copy"))
     shutil.rmtree(copy / "best")
     with open(copy / "metrics.jsonl", "a") as log:
         log.write("no row\n")
-    done = doors.here("verify", copy)
+    done = cli.here("verify", copy)
     assert done.returncode == 6
     assert done.stdout.splitlines() == [*checkpoints, "best none"]
     assert "metrics.jsonl" in done.stderr
@@ -308,10 +308,10 @@ def test_an_environment_of_ones_own_is_answered_with_the_flag_first(finished: Fi
     ],
     ids=["module", "package", "script"],
 )
-def test_a_command_calls_itself_as_it_was_called(begin: list[str], called: str, doors: Doors) -> None:
-    (doors.cwd / "bin").mkdir()
-    (doors.cwd / "bin" / "jaxrl").write_text("from jaxrl.__main__ import main\nmain()\n")
-    done = subprocess.run([sys.executable, *begin, "--help"], cwd=doors.cwd, capture_output=True, text=True, check=True)
+def test_a_command_calls_itself_as_it_was_called(begin: list[str], called: str, cli: Cli) -> None:
+    (cli.cwd / "bin").mkdir()
+    (cli.cwd / "bin" / "jaxrl").write_text("from jaxrl.__main__ import main\nmain()\n")
+    done = subprocess.run([sys.executable, *begin, "--help"], cwd=cli.cwd, capture_output=True, text=True, check=True)
     shown = " ".join(done.stdout.split())
     assert shown.startswith(f"usage: {called} [-h]")
     assert f"Example: {called} runs/cartpole" in shown

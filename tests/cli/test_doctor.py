@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from front_doors import Doors
+from commands import Cli
 
 from jaxrl import doctor
 from jaxrl.xla import current_forms, products
@@ -34,11 +34,11 @@ def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     return path
 
 
-def checked(doors: Doors, code: int) -> dict[str, dict[str, Any]]:
+def checked(cli: Cli, code: int) -> dict[str, dict[str, Any]]:
     """Run the quick form, which must end with `code`; return its checks, which are those that it has printed."""
-    done = doors.here("doctor", "--quick", "--json", "page.json")
-    assert (done.returncode, [path.name for path in doors.cwd.iterdir()]) == (code, ["page.json"])
-    page = json.loads((doors.cwd / "page.json").read_text())
+    done = cli.here("doctor", "--quick", "--json", "page.json")
+    assert (done.returncode, [path.name for path in cli.cwd.iterdir()]) == (code, ["page.json"])
+    page = json.loads((cli.cwd / "page.json").read_text())
     lines = {line[:17].rstrip(): line[18:] for line in done.stdout.splitlines()}
     assert sorted(lines) == sorted([*page["facts"], *page["checks"]])
     assert {name: lines[name] for name in page["facts"]} == page["facts"]
@@ -57,8 +57,8 @@ def failed(checks: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("one_strategy")
-def test_a_sound_machine_passes_and_nothing_is_left_behind(doors: Doors, temporary: Path) -> None:
-    checks = checked(doors, 0)
+def test_a_sound_machine_passes_and_nothing_is_left_behind(cli: Cli, temporary: Path) -> None:
+    checks = checked(cli, 0)
     assert checks["forms dqn"]["apart"] <= 1e-4
     assert checks["bits dqn"]["digest"] == checks["save dqn"]["digest"]  # both are 512 steps from one key
     assert checks["disk"]["where"] == str(temporary)
@@ -66,26 +66,26 @@ def test_a_sound_machine_passes_and_nothing_is_left_behind(doors: Doors, tempora
 
 
 @pytest.mark.slow
-def test_a_form_that_errs_is_found_and_the_other_checks_go_on(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_form_that_errs_is_found_and_the_other_checks_go_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     right = products.multiply
     wrong = lambda x, kernel: right(x, kernel) + (0.0 if current_forms() == "plain" else 1.0)
     monkeypatch.setattr(products, "multiply", wrong)
-    checks = checked(doors, 1)
+    checks = checked(cli, 1)
     assert list(failed(checks)) == ["forms dqn"]
     assert "of what an iteration changes" in failed(checks)["forms dqn"]
-    page = json.loads((doors.cwd / "page.json").read_text())
+    page = json.loads((cli.cwd / "page.json").read_text())
     assert "JAXRL_FORMS=plain" in page["facts"]["result"]
 
 
 @pytest.mark.usefixtures("one_strategy")
 def test_a_disk_that_takes_nothing_is_found_and_the_other_checks_go_on(
-    doors: Doors, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", refuse)
-    checks = checked(doors, 1)
+    checks = checked(cli, 1)
     assert list(failed(checks)) == ["save dqn", "disk"]
     assert failed(checks)["disk"] == "OSError: [Errno 28] No space left on device"
     assert "No space left on device" in failed(checks)["save dqn"]
@@ -94,8 +94,8 @@ def test_a_disk_that_takes_nothing_is_found_and_the_other_checks_go_on(
 
 @pytest.mark.slow
 def test_the_long_form_compiles_both_agents_and_caches_nothing(tmp_path: Path) -> None:
-    doors = Doors(tmp_path, tmp_path / "cache")
-    done = doors.run("doctor")
+    cli = Cli(tmp_path, tmp_path / "cache")
+    done = cli.run("doctor")
     assert (done.returncode, done.stderr) == (0, "")
     assert "skipped" not in done.stdout
     assert done.stdout.count("  steps/s ") == 2
@@ -103,9 +103,9 @@ def test_the_long_form_compiles_both_agents_and_caches_nothing(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_without_the_devices_asked_for_it_says_what_it_can(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_devices_asked_for_it_says_what_it_can(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "tpu")
-    done = doors.run("doctor")
+    done = cli.run("doctor")
     assert done.returncode == 2
     assert "JAX_PLATFORMS=tpu" in done.stdout
     assert done.stderr.startswith("error: JAX_PLATFORMS=tpu asks for devices")

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from front_doors import SMALL, Doors, Finished, leaves, snapshot
+from commands import SMALL, Cli, Finished, leaves, snapshot
 from PIL import Image
 
 import jaxrl
@@ -27,9 +27,9 @@ def moved(finished: Finished, tmp_path: Path) -> Path:
     return copy
 
 
-def test_evaluate_prints_the_return_and_of_what_it_is_and_changes_nothing(doors: Doors, moved: Path) -> None:
+def test_evaluate_prints_the_return_and_of_what_it_is_and_changes_nothing(cli: Cli, moved: Path) -> None:
     before = snapshot(moved)
-    done = doors.here("evaluate", moved, "--episodes", "5")
+    done = cli.here("evaluate", moved, "--episodes", "5")
     assert (done.returncode, done.stderr) == (0, "")
     number = r"-?\d[\d.e+-]*"
     line = (
@@ -37,31 +37,31 @@ def test_evaluate_prints_the_return_and_of_what_it_is_and_changes_nothing(doors:
     )
     what = rf"of the best policy of {re.escape(str(moved))}, after (30|60) optimisation steps, in Catch-bsuite"
     assert re.fullmatch(f"{line}\n{what}\n", done.stdout)
-    saved = doors.here("evaluate", moved, "--episodes", "5", "--step", "latest").stdout
+    saved = cli.here("evaluate", moved, "--episodes", "5", "--step", "latest").stdout
     assert f"of the saved policy of {moved}, after 60 optimisation steps, in Catch-bsuite\n" in saved
     assert snapshot(moved) == before
 
 
 def test_evaluate_prints_the_mean_of_a_number_over_the_episodes_that_have_it(
-    doors: Doors, finished: Finished, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     columns = {"info/laps": np.array([1.0, np.nan, 3.0]), "info/rank": np.full(3, np.nan)}
     found = Evaluation(np.array([0.0, 1.0, 2.0]), np.array([9, 9, 9]), np.ones(3, bool), columns)
     monkeypatch.setattr(evaluate, "evaluate_policy", lambda *_: found)
-    lines = doors.here("evaluate", finished.path).stdout.splitlines()
+    lines = cli.here("evaluate", finished.path).stdout.splitlines()
     assert lines[1:3] == ["info/laps 2 +- 1", "info/rank nan +- nan"]
 
 
-def test_play_writes_a_gif_of_every_state_and_changes_nothing(doors: Doors, moved: Path) -> None:
+def test_play_writes_a_gif_of_every_state_and_changes_nothing(cli: Cli, moved: Path) -> None:
     before = snapshot(moved)
-    (doors.cwd / "episode.gif").symlink_to("film.gif")  # which leads nowhere yet
-    done = doors.here("play", moved, "--out", "episode.gif", "--fps", "10")
+    (cli.cwd / "episode.gif").symlink_to("film.gif")  # which leads nowhere yet
+    done = cli.here("play", moved, "--out", "episode.gif", "--fps", "10")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"episode\.gif: 10 frames, return -?1\n", done.stdout)
-    with Image.open(doors.cwd / "episode.gif") as picture:
+    with Image.open(cli.cwd / "episode.gif") as picture:
         assert (picture.format, getattr(picture, "n_frames", 1)) == ("GIF", 10)  # Catch lasts 9 steps
         assert picture.info["duration"] == 100
-    assert (doors.cwd / "episode.gif").is_symlink()
+    assert (cli.cwd / "episode.gif").is_symlink()
     assert snapshot(moved) == before
 
 
@@ -73,9 +73,9 @@ def test_play_stops_at_max_steps(finished: Finished, tmp_path: Path, capsys: pyt
         assert getattr(picture, "n_frames", 1) == 5
 
 
-def test_a_fresh_process_has_a_policy_by_two_lines_and_keeps_its_signals(doors: Doors, moved: Path) -> None:
+def test_a_fresh_process_has_a_policy_by_two_lines_and_keeps_its_signals(cli: Cli, moved: Path) -> None:
     signals = "[signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]"
-    done = doors.python(
+    done = cli.python(
         f"import signal; before = {signals}\n"
         f"import jaxrl\npolicy = jaxrl.load_policy({str(moved)!r})\n"
         "import numpy as np; print(policy(np.zeros((10, 5))), policy(np.zeros((4, 10, 5))).shape)\n"

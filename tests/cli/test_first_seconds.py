@@ -1,4 +1,4 @@
-"""The first seconds of a front door: what it says before anything slow is imported, and how it is interrupted there."""
+"""The first seconds of a command: what it says before anything slow is imported, and how it is interrupted there."""
 
 import os
 import pty
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from front_doors import Doors, Finished, one_error_line
+from commands import Cli, Finished, one_error_line
 
 import jaxrl
 from jaxrl import collect, doctor, evaluate, export, play, publish, train, verify
@@ -20,7 +20,7 @@ from jaxrl.cli import opening
 from jaxrl.cli.config import parse
 from jaxrl.errors import print_stderr
 
-DOORS = {
+COMMANDS = {
     "train": [],
     "evaluate": ["run"],
     "play": ["run"],
@@ -84,21 +84,21 @@ def test_signals_are_taken_before_anything_but_the_first_few_modules_is_imported
     assert interrupted_in("argparse", tmp_path, begin, signal.SIGINT) == (130, [], "stopped by SIGINT\n")
 
 
-def test_a_run_interrupted_while_its_environment_is_made_writes_nothing(doors: Doors) -> None:
-    (doors.cwd / "waits.py").write_text(f"def make():\n    {WAITING}\n")
-    code, said, errors = interrupted(doors.start("train", "ppo", "--env", "waits:make"), signal.SIGINT)
+def test_a_run_interrupted_while_its_environment_is_made_writes_nothing(cli: Cli) -> None:
+    (cli.cwd / "waits.py").write_text(f"def make():\n    {WAITING}\n")
+    code, said, errors = interrupted(cli.start("train", "ppo", "--env", "waits:make"), signal.SIGINT)
     assert said[-1] == "  building the environment"
     assert (code, errors) == (130, "stopped by SIGINT before training began; nothing was written\n")
-    assert [path.name for path in doors.cwd.iterdir() if path.name != "__pycache__"] == ["waits.py"]
+    assert [path.name for path in cli.cwd.iterdir() if path.name != "__pycache__"] == ["waits.py"]
 
 
-def test_the_command_alone_lists_the_front_doors(tmp_path: Path) -> None:
+def test_the_command_alone_lists_the_commands(tmp_path: Path) -> None:
     """Without importing anything slow, which would end it here."""
     done = run_with_fake_jax(tmp_path, "raise SystemExit(9)", ["-m", "jaxrl"])
     assert (done.returncode, done.stderr) == (0, "")
     columns = {len(found[1]) for line in done.stdout.splitlines() if (found := re.match(r"(  [a-z]+ +)\w", line))}
     assert len(columns) == 1  # what each does stands below one another
-    assert [door for door in DOORS if not re.search(rf"^  {door} +\w", done.stdout, re.MULTILINE)] == []
+    assert [command for command in COMMANDS if not re.search(rf"^  {command} +\w", done.stdout, re.MULTILINE)] == []
 
 
 def test_an_unknown_command_is_refused() -> None:
@@ -107,29 +107,29 @@ def test_an_unknown_command_is_refused() -> None:
     assert "did you mean train?" in one_error_line(done)
 
 
-@pytest.mark.parametrize("door", [evaluate, play, verify, collect, export, publish, doctor])
-def test_help_says_in_plain_words_what_a_front_door_does(door: Any, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", [evaluate, play, verify, collect, export, publish, doctor])
+def test_help_says_in_plain_words_what_a_command_does(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        door.main(["--help"])
+        command.main(["--help"])
     shown = capsys.readouterr().out
     assert stop.value.code == 0
     assert "`" not in shown
-    first = "--quick" if door is doctor else "runs/"
-    assert f"Example: python -m {door.__name__} {first}" in " ".join(shown.split())
+    first = "--quick" if command is doctor else "runs/"
+    assert f"Example: python -m {command.__name__} {first}" in " ".join(shown.split())
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_front_door_interrupted_while_importing_ends_in_one_line(tmp_path: Path, door: str) -> None:
-    code, _, errors = interrupted_in("jax", tmp_path, ["-m", f"jaxrl.{door}", *DOORS[door]], signal.SIGINT)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_interrupted_while_importing_ends_in_one_line(tmp_path: Path, command: str) -> None:
+    code, _, errors = interrupted_in("jax", tmp_path, ["-m", f"jaxrl.{command}", *COMMANDS[command]], signal.SIGINT)
     assert (code, errors.count("\n")) == (130, 1)
     assert errors.startswith("stopped by SIGINT")
 
 
 @pytest.mark.parametrize("begin", [["-m", "jaxrl.evaluate"], [*SCRIPT, "train"]])
-def test_a_front_door_ends_in_one_line_where_no_temporary_file_can_be_written(doors: Doors, begin: list[str]) -> None:
+def test_a_command_ends_in_one_line_where_no_temporary_file_can_be_written(cli: Cli, begin: list[str]) -> None:
     """Libraries ask for a directory of such files as they are imported."""
     no_files = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    done = subprocess.run([sys.executable, *begin], cwd=doors.cwd, capture_output=True, text=True, preexec_fn=no_files)
+    done = subprocess.run([sys.executable, *begin], cwd=cli.cwd, capture_output=True, text=True, preexec_fn=no_files)
     assert done.returncode == 5
     assert "TMPDIR" in one_error_line(done)
     assert "/tmp" in done.stderr
@@ -216,12 +216,12 @@ def test_a_warning_in_colour_is_told_as_plain_text(capsys: pytest.CaptureFixture
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", ["rocm", "nonsense"])
 def test_devices_that_are_not_there_are_refused_in_one_line(
-    doors: Doors, monkeypatch: pytest.MonkeyPatch, platform: str
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, platform: str
 ) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", platform)
-    done = doors.run("train", "--env", "Catch-bsuite")
+    done = cli.run("train", "--env", "Catch-bsuite")
     assert done.returncode == 2
     said = one_error_line(done)
     assert said.startswith(f"error: JAX_PLATFORMS={platform} asks for devices that JAX cannot use here")
     assert "there is: cpu" in said
-    assert list(doors.cwd.iterdir()) == []
+    assert list(cli.cwd.iterdir()) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from front_doors import Doors
+from commands import Cli
 from toys_runs import member_facts
 
 import jaxrl
@@ -156,9 +156,7 @@ def forget(before: dict) -> None:
     ALGORITHMS.update(before)
 
 
-def test_an_algorithm_named_on_the_command_line_has_all_commands(
-    doors: Doors, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_algorithm_named_on_the_command_line_has_all_commands(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
     before = dict(ALGORITHMS)
     assert train.main(["--algo", MAKE, *SMALL, "--max-opts", "16", "--agent.lr", "0.05", "--run-dir", "run"]) == 0
     shown = capsys.readouterr().out
@@ -178,7 +176,7 @@ def test_an_algorithm_named_on_the_command_line_has_all_commands(
             command()
     assert verify.main(["run"]) == 0
     assert f"name it by --algo {MAKE}" in capsys.readouterr().err
-    replay = doors.here("verify", "run", "--replay")
+    replay = cli.here("verify", "run", "--replay")
     assert (replay.returncode, "8 ok" in replay.stdout) == (2, True)
     (line,) = replay.stderr.splitlines()
     assert line.startswith(f"error: --replay: run was trained by {MAKE}, ")
@@ -276,12 +274,12 @@ def test_its_kind_is_that_of_the_built_in_agent_that_its_function_returns(
 
 
 @pytest.mark.slow
-def test_algorithms_of_other_kinds_train_too(doors: Doors) -> None:
+def test_algorithms_of_other_kinds_train_too(cli: Cli) -> None:
     gentle = "algos_of_mine.built_on:gentle"
     assert train.main([gentle, *ROLLOUTS, "--max-opts", "2", "--run-dir", "run", "--quiet"]) == 0
     assert train.main([gentle, "--resume", "run", "--max-opts", "4", "--quiet"]) == 0
     collected = ("run", "--algo", gentle, "--transitions", "64", "--out", "data.npz")
-    assert doors.here("collect", *collected).returncode == 0
+    assert cli.here("collect", *collected).returncode == 0
     cloned = ("algos_of_mine.built_on:cloned", "--data", "data.npz", "--batch-size", "8", "--holdout", "0.2")
     assert train.main([*cloned, "--max-opts", "4", "--eval-interval", "4", "--run-dir", "cloned", "--quiet"]) == 0
 

@@ -1,4 +1,4 @@
-"""Runs that a session has made in an environment of Gymnasium, before the front doors."""
+"""Runs that a session has made in an environment of Gymnasium, before the commands."""
 
 import importlib
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from front_doors import Doors, one_error_line
+from commands import Cli, one_error_line
 from PIL import Image
 
 import jaxrl
@@ -50,28 +50,28 @@ def pygame() -> bool:
 
 
 @pytest.mark.slow
-def test_its_policy_is_evaluated_in_the_environment_it_was_trained_in(run: Path, doors: Doors) -> None:
-    done = doors.here("evaluate", run, "--episodes", "3")
+def test_its_policy_is_evaluated_in_the_environment_it_was_trained_in(run: Path, cli: Cli) -> None:
+    done = cli.here("evaluate", run, "--episodes", "3")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(rf"return {LIMIT} .*, length {LIMIT}, over 3 episodes, 0 unfinished\nof the .*\n", done.stdout)
 
 
-def test_it_is_played(run: Path, doors: Doors) -> None:
-    done = doors.here("play", run, "--out", "x.gif")
+def test_it_is_played(run: Path, cli: Cli) -> None:
+    done = cli.here("play", run, "--out", "x.gif")
     if not pygame():
         assert done.returncode == 2
         assert re.search("CartPole-v1 cannot be rendered: .*pygame", one_error_line(done))
         return
     assert (done.returncode, done.stdout) == (0, f"x.gif: {LIMIT + 1} frames, return {LIMIT}\n"), done.stderr
-    with Image.open(doors.cwd / "x.gif") as picture:
+    with Image.open(cli.cwd / "x.gif") as picture:
         assert getattr(picture, "n_frames", 1) > 1  # equal pictures become one
 
 
-def test_it_is_verified_and_goes_on_with_a_session_alone(run: Path, doors: Doors) -> None:
-    done = doors.here("verify", run)
+def test_it_is_verified_and_goes_on_with_a_session_alone(run: Path, cli: Cli) -> None:
+    done = cli.here("verify", run)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("8 ok ")
-    refused = doors.here("train", "--resume", run)
+    refused = cli.here("train", "--resume", run)
     assert refused.returncode == 2
     line = one_error_line(refused)
     assert "has parts that were made in Python (loop); go on in Python by the Session that made it" in line
@@ -104,11 +104,11 @@ def unknown() -> Any:
     ids=["wrapped", "not plain", "unknown"],
 )
 def test_an_environment_that_no_name_can_rebuild_is_refused_in_one_line(
-    make: Any, name: str, tmp_path: Path, doors: Doors
+    make: Any, name: str, tmp_path: Path, cli: Cli
 ) -> None:
     drive(make(), tmp_path / "run")
-    for door in ("evaluate", "play"):
-        done = doors.here(door, tmp_path / "run")
+    for command in ("evaluate", "play"):
+        done = cli.here(command, tmp_path / "run")
         assert done.returncode == 2
         assert f"the environment gymnasium:{name} was made in Python; use load_policy" in one_error_line(done)
     env = make()
@@ -134,16 +134,16 @@ def test_a_vector_is_rebuilt_as_one_of_its_environments() -> None:
 
 
 @pytest.mark.slow
-def test_no_module_is_imported_for_a_name_in_a_strangers_run(run: Path, doors: Doors) -> None:
+def test_no_module_is_imported_for_a_name_in_a_strangers_run(run: Path, cli: Cli) -> None:
     """Gymnasium itself would import the module of a name `module:Env`."""
-    shutil.copytree(run, doors.cwd / "stranger")
-    (doors.cwd / "evil.py").write_text("open('ran', 'w')")
-    (best,) = (doors.cwd / "stranger" / "best").iterdir()
+    shutil.copytree(run, cli.cwd / "stranger")
+    (cli.cwd / "evil.py").write_text("open('ran', 'w')")
+    (best,) = (cli.cwd / "stranger" / "best").iterdir()
     told = json.loads((best / "manifest.json").read_text())
     told["facts"]["settings"]["env"] = "gymnasium:evil:CartPole-v1"
     (best / "manifest.json").write_text(json.dumps(seal(told)))
     (best / FILES).write_text(json.dumps(file_sums(best)))
-    done = doors.run("evaluate", "stranger")
+    done = cli.run("evaluate", "stranger")
     assert done.returncode == 2
     assert "gymnasium:evil:CartPole-v1 would import evil" in one_error_line(done)
-    assert not (doors.cwd / "ran").exists()
+    assert not (cli.cwd / "ran").exists()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from front_doors import SMALL, Doors, Finished, leaves, rows, snapshot, timeless
+from commands import SMALL, Cli, Finished, leaves, rows, snapshot, timeless
 
 import jaxrl
 from jaxrl import train
@@ -132,11 +132,11 @@ def test_config_of_a_run_gives_its_settings_back(finished: Finished) -> None:
 
 
 @pytest.mark.slow
-def test_config_of_a_run_makes_the_same_run_again_and_quiet_says_nothing(doors: Doors, finished: Finished) -> None:
-    done = doors.here("train", "dqn", "--config", finished.path / "config.yaml", "--run-dir", "again", "--quiet")
+def test_config_of_a_run_makes_the_same_run_again_and_quiet_says_nothing(cli: Cli, finished: Finished) -> None:
+    done = cli.here("train", "dqn", "--config", finished.path / "config.yaml", "--run-dir", "again", "--quiet")
     assert (done.stdout, done.stderr) == ("", "")
-    assert leaves(doors.cwd / "again", 60) == leaves(finished.path, 60)
-    assert timeless(doors.cwd / "again" / "metrics.jsonl") == timeless(finished.path / "metrics.jsonl")
+    assert leaves(cli.cwd / "again", 60) == leaves(finished.path, 60)
+    assert timeless(cli.cwd / "again" / "metrics.jsonl") == timeless(finished.path / "metrics.jsonl")
 
 
 def test_help_shows_each_setting_with_unit_and_default(
@@ -210,23 +210,23 @@ def test_help_begins_with_a_page_of_what_is_changed_first_and_has_every_flag(
 # --- going on ---------------------------------------------------------------------------------------------------
 
 
-def test_resumed_and_prolonged_run_equals_an_uninterrupted_one_bit_for_bit(doors: Doors, finished: Finished) -> None:
-    half, whole = doors.cwd / "half", doors.cwd / "whole"
+def test_resumed_and_prolonged_run_equals_an_uninterrupted_one_bit_for_bit(cli: Cli, finished: Finished) -> None:
+    half, whole = cli.cwd / "half", cli.cwd / "whole"
     shutil.copytree(finished.path, half)
-    done = doors.here("train", "--resume", half, "--max-opts", "120", "--quiet")  # which another process has begun
+    done = cli.here("train", "--resume", half, "--max-opts", "120", "--quiet")  # which another process has begun
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    doors.here("train", *SMALL, "--max-opts", "120", "--run-dir", whole, "--quiet")
+    cli.here("train", *SMALL, "--max-opts", "120", "--run-dir", whole, "--quiet")
     assert leaves(half, 120) == leaves(whole, 120)
     for log in ("metrics.jsonl", "eval_episodes.jsonl"):
         assert timeless(half / log) == timeless(whole / log)
     assert yaml.safe_load((half / "config.yaml").read_text())["max_opts"] == 120
 
 
-def test_resuming_a_finished_run_needs_no_flag_and_trains_no_further(doors: Doors, finished: Finished) -> None:
-    copy = doors.cwd / "copy"
+def test_resuming_a_finished_run_needs_no_flag_and_trains_no_further(cli: Cli, finished: Finished) -> None:
+    copy = cli.cwd / "copy"
     shutil.copytree(finished.path, copy)
     before = snapshot(copy)
-    done = doors.here("train", "--resume", copy)
+    done = cli.here("train", "--resume", copy)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
         "nothing is left to train: max_opts 60 is reached; prolong it by "
@@ -267,12 +267,12 @@ def test_two_runs_begun_in_one_second_get_a_directory_each(
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 @pytest.mark.slow
-def test_a_run_started_without_standard_streams_gives_their_numbers_to_no_file(doors: Doors) -> None:
+def test_a_run_started_without_standard_streams_gives_their_numbers_to_no_file(cli: Cli) -> None:
     command = [sys.executable, "-m", "jaxrl.train", *SMALL, "--max-opts", "40000000", "--run-dir", "run", "--quiet"]
-    env = {**os.environ, "XDG_CACHE_HOME": str(doors.cache)}
+    env = {**os.environ, "XDG_CACHE_HOME": str(cli.cache)}
     closed = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *command]
-    process = subprocess.Popen(closed, cwd=doors.cwd, env=env)
-    log = doors.cwd / "run" / "metrics.jsonl"
+    process = subprocess.Popen(closed, cwd=cli.cwd, env=env)
+    log = cli.cwd / "run" / "metrics.jsonl"
     while process.poll() is None and not (log.exists() and '"kind": "train"' in log.read_text()):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.1)
@@ -326,11 +326,11 @@ def test_the_summary_says_how_to_go_on(stop: str, more: str | None, capsys: pyte
 
 
 def test_a_finished_run_that_has_lost_its_last_checkpoint_goes_on_from_the_one_before(
-    doors: Doors, finished: Finished
+    cli: Cli, finished: Finished
 ) -> None:
-    lost = Path(shutil.copytree(finished.path, doors.cwd / "lost"))
+    lost = Path(shutil.copytree(finished.path, cli.cwd / "lost"))
     shutil.rmtree(lost / "checkpoints" / "60")
-    done = doors.here("train", "--resume", lost)
+    done = cli.here("train", "--resume", lost)
     assert (done.returncode, "resumed at 40" in done.stdout) == (0, True)
     assert leaves(lost, 60) == leaves(finished.path, 60)
     assert timeless(lost / "metrics.jsonl") == timeless(finished.path / "metrics.jsonl")

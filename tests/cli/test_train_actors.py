@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from front_doors import Doors
+from commands import Cli
 
 import jaxrl
 
@@ -25,28 +25,28 @@ def wait_for_rows(run: Path, process: "subprocess.Popen[str]") -> None:
 
 @pytest.mark.parametrize("processes", [False, True])
 @pytest.mark.slow
-def test_a_run_is_stopped_by_a_signal_goes_on_and_can_be_used(doors: Doors, processes: bool) -> None:
+def test_a_run_is_stopped_by_a_signal_goes_on_and_can_be_used(cli: Cli, processes: bool) -> None:
     flags = ["--processes"] if processes else []
-    process = doors.start("train", *TINY, *flags, "--max-opts", "8000000", "--run-dir", "run")
-    wait_for_rows(doors.cwd / "run", process)
+    process = cli.start("train", *TINY, *flags, "--max-opts", "8000000", "--run-dir", "run")
+    wait_for_rows(cli.cwd / "run", process)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate()
     assert (process.returncode, errors) == (143, "")
-    metadata = json.loads((doors.cwd / "run" / "metadata.json").read_text())
+    metadata = json.loads((cli.cwd / "run" / "metadata.json").read_text())
     saved = metadata["opt_steps"]
-    assert (doors.cwd / "run" / "checkpoints" / str(saved) / "manifest.json").exists()
-    doors.train("--resume", "run", "--max-opts", str(saved + 8))
-    said = doors.here("evaluate", "run", "--episodes", "3")
+    assert (cli.cwd / "run" / "checkpoints" / str(saved) / "manifest.json").exists()
+    cli.train("--resume", "run", "--max-opts", str(saved + 8))
+    said = cli.here("evaluate", "run", "--episodes", "3")
     assert said.returncode == 0, said.stderr
     assert said.stdout.splitlines()[0].endswith("over 3 episodes, 0 unfinished")
-    replayed = doors.here("verify", "run", "--replay")
+    replayed = cli.here("verify", "run", "--replay")
     assert replayed.returncode == 2
     assert "environments of gymnasium:CartPole-v1 are not part of a checkpoint" in replayed.stderr
 
 
-def test_without_ray_a_line_says_what_installs_it(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_a_line_says_what_installs_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    said = doors.here("train", *CARTPOLE, "--actor-engine", "ray")
+    said = cli.here("train", *CARTPOLE, "--actor-engine", "ray")
     assert said.returncode == 2
     assert said.stderr == "error: actors on other machines need the extra `ray`: pip install 'jaxrl[ray]'\n"
     # Environments in JAX without actors run on the device: nobody asks where their actors are.

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from front_doors import Doors
+from commands import Cli
 from test_readme import block
 from toys_agents import vector_of
 
@@ -31,13 +31,13 @@ def run(path: Path, *args: object) -> None:
 
 
 @pytest.mark.slow
-def test_a_real_process_trains_continuous_actions_and_is_evaluated(doors: Doors) -> None:
+def test_a_real_process_trains_continuous_actions_and_is_evaluated(cli: Cli) -> None:
     small = ("--num-envs", 2, "--rollout", 16, "--epochs", 1, "--minibatches", 1, "--max-opts", 4, "--eval-episodes", 2)
-    doors.train("ppo", *PENDULUM, *small, "--agent.squash", "--agent.lr-decay", 4, "--run-dir", "run")
-    done = doors.here("evaluate", "run", "--episodes", 2)
+    cli.train("ppo", *PENDULUM, *small, "--agent.squash", "--agent.lr-decay", 4, "--run-dir", "run")
+    done = cli.here("evaluate", "run", "--episodes", 2)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("return -")
-    verified = doors.here("verify", "run")
+    verified = cli.here("verify", "run")
     assert (verified.returncode, " ok " in verified.stdout) == (0, True)
 
 

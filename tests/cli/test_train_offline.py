@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from front_doors import Doors, Finished, leaves, rows, timeless
+from commands import Cli, Finished, leaves, rows, timeless
 
 import jaxrl
 from jaxrl import collect, train, verify
@@ -96,13 +96,13 @@ def test_a_run_in_epochs_goes_on_in_the_middle_of_one_to_the_same_bits(catch: Pa
 
 
 @pytest.mark.slow
-def test_the_front_doors_take_a_run_that_learnt_from_data(doors: Doors, catch: Path) -> None:
-    doors.train("bc", "--data", catch, catch, *ENV, *SMALL, "--max-opts", 40, "--run-dir", "run")
-    done = doors.here("evaluate", "run", "--episodes", 2)
+def test_the_commands_take_a_run_that_learnt_from_data(cli: Cli, catch: Path) -> None:
+    cli.train("bc", "--data", catch, catch, *ENV, *SMALL, "--max-opts", 40, "--run-dir", "run")
+    done = cli.here("evaluate", "run", "--episodes", 2)
     assert (done.returncode, done.stderr) == (0, "")
-    verified = doors.here("verify", "run", "--replay")
+    verified = cli.here("verify", "run", "--replay")
     assert (verified.returncode, "20 -> 40 bit-equal" in verified.stdout) == (0, True)
-    again = doors.here("collect", "run", "--transitions", 20, "--out", "again.npz")
+    again = cli.here("collect", "run", "--transitions", 20, "--out", "again.npz")
     assert again.stdout.startswith("again.npz: 20 transitions in ")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 import yaml
-from front_doors import SMALL, Doors, one_error_line
+from commands import SMALL, Cli, one_error_line
 from toys_envs import forget_envs
 from toys_runs import member_facts, repeated_rows, rows_about_all, rows_in
 
@@ -28,8 +28,8 @@ from jaxrl.training.storage.run_dir import BEST, CHECKPOINTS, member_dir
 POPULATION = (*SMALL, "--max-opts", "60", "--seeds", "2", "--sweep", "agent.lr=1e-3,1e-2", "--run-dir", "run")
 
 
-def sums(doors: Doors, run_dir: str, *args: object) -> list[str]:
-    done = doors.here("verify", run_dir, *args)
+def sums(cli: Cli, run_dir: str, *args: object) -> list[str]:
+    done = cli.here("verify", run_dir, *args)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -46,10 +46,10 @@ def newest(lines: list[str]) -> list[str]:
     return list(last.values())
 
 
-def bests(doors: Doors, run_dir: str) -> list[tuple[str, bool]]:
+def bests(cli: Cli, run_dir: str) -> list[tuple[str, bool]]:
     """Return of each member the digest of its best policy, and whether it is as good as its checkpoints know of."""
     found = []
-    for member in (member_dir(doors.cwd / run_dir, number) for number in range(4)):
+    for member in (member_dir(cli.cwd / run_dir, number) for number in range(4)):
         best, digested, known = open_store(member, BEST), "none", 0
         if steps := best.steps():
             digested = digest(best.read(steps[0])[0])
@@ -60,40 +60,40 @@ def bests(doors: Doors, run_dir: str) -> list[tuple[str, bool]]:
 
 
 @pytest.mark.slow
-def test_members_are_what_the_command_leaves_for_each_alone(doors: Doors) -> None:
-    done = doors.train(*POPULATION)
+def test_members_are_what_the_command_leaves_for_each_alone(cli: Cli) -> None:
+    done = cli.train(*POPULATION)
     assert "4 members: 2 settings with 2 seeds each" in done.stdout
     assert "at a time (spread), one program" in done.stdout
     table = [line for line in done.stdout.splitlines() if line.strip().startswith("2 ") and "agent.lr=" in line]
     assert {line.split()[-1] for line in table} == {"agent.lr=0.001", "agent.lr=0.01"}
     alone = [flag if flag != "1e-3" else "1e-2" for flag in SMALL]
-    doors.here("train", *alone, "--max-opts", "60", "--seed", "1", "--run-dir", "alone")
-    assert sums(doors, "run", "--member", 3)[1:] == sums(doors, "alone")
-    single = doors.cwd / "alone"
-    assert member_facts(doors.cwd / "run", 3) == yaml.safe_load((single / "config.yaml").read_text())
-    assert repeated_rows(rows_in(doors.cwd / "run", 3)) == repeated_rows(rows_in(single))
-    said = doors.here("evaluate", "run", "--member", "3", "--episodes", "5")
-    alone_said = doors.here("evaluate", "alone", "--episodes", "5").stdout
+    cli.here("train", *alone, "--max-opts", "60", "--seed", "1", "--run-dir", "alone")
+    assert sums(cli, "run", "--member", 3)[1:] == sums(cli, "alone")
+    single = cli.cwd / "alone"
+    assert member_facts(cli.cwd / "run", 3) == yaml.safe_load((single / "config.yaml").read_text())
+    assert repeated_rows(rows_in(cli.cwd / "run", 3)) == repeated_rows(rows_in(single))
+    said = cli.here("evaluate", "run", "--member", "3", "--episodes", "5")
+    alone_said = cli.here("evaluate", "alone", "--episodes", "5").stdout
     assert said.stdout.replace("run/members/00003", "alone") == alone_said
-    assert "has no member 4; expected 0 to 3" in one_error_line(doors.here("evaluate", "run", "--member", "4"))
-    refused = one_error_line(doors.here("train", "--resume", "run/members/00003", "--max-opts", "80"))
+    assert "has no member 4; expected 0 to 3" in one_error_line(cli.here("evaluate", "run", "--member", "4"))
+    refused = one_error_line(cli.here("train", "--resume", "run/members/00003", "--max-opts", "80"))
     assert "is among the members of the population" in refused
-    assert f"jaxrl.extract('{doors.cwd / 'run'}', 3, ...)" in refused
+    assert f"jaxrl.extract('{cli.cwd / 'run'}', 3, ...)" in refused
 
 
 @pytest.mark.slow
-def test_members_in_shards_go_on_on_another_mesh(doors: Doors) -> None:
+def test_members_in_shards_go_on_on_another_mesh(cli: Cli) -> None:
     """The settings of the directory name the mesh; a flag of either kind replaces it."""
     members = (*POPULATION, "--shards", "2")
-    done = doors.train(*members, "--mesh", "members=2,envs=2")
+    done = cli.train(*members, "--mesh", "members=2,envs=2")
     assert "2 seeds each, 2 at a time on 4 devices, 2 each (spread), one program" in done.stdout
-    assert "mesh: members=2,envs=2" in (doors.cwd / "run/config.yaml").read_text()
+    assert "mesh: members=2,envs=2" in (cli.cwd / "run/config.yaml").read_text()
     flags = [{"run": "other", "60": "30"}.get(str(flag), flag) for flag in members]
-    doors.train(*flags, "--devices", "2")
-    doors.train("--resume", "other", "--max-opts", "60", "--mesh", "members=1,envs=2")
-    assert doors.run("train", "--resume", "other", "--devices", "4").returncode == 0
-    assert newest(sums(doors, "other")) == newest(sums(doors, "run"))
-    refused = doors.run("train", "--resume", "other", "--mesh", "envs=3")
+    cli.train(*flags, "--devices", "2")
+    cli.train("--resume", "other", "--max-opts", "60", "--mesh", "members=1,envs=2")
+    assert cli.run("train", "--resume", "other", "--devices", "4").returncode == 0
+    assert newest(sums(cli, "other")) == newest(sums(cli, "run"))
+    refused = cli.run("train", "--resume", "other", "--mesh", "envs=3")
     assert refused.returncode == 2
     assert "set shards to a multiple of 3, or mesh envs to 2" in refused.stderr
 
@@ -102,12 +102,12 @@ def test_members_in_shards_go_on_on_another_mesh(doors: Doors) -> None:
 @pytest.mark.parametrize(
     ("how", "layout"), [(signal.SIGKILL, "spread"), (signal.SIGKILL, "together"), (signal.SIGTERM, "spread")]
 )
-def test_whatever_ends_it_it_goes_on_to_the_same_bits(doors: Doors, how: signal.Signals, layout: str) -> None:
+def test_whatever_ends_it_it_goes_on_to_the_same_bits(cli: Cli, how: signal.Signals, layout: str) -> None:
     longer = [{"60": "400", "30": "50", "20": "100"}.get(flag, flag) for flag in map(str, POPULATION)]
     longer += ["--layout", layout]
-    assert doors.here("train", *[flag if flag != "run" else "whole" for flag in longer]).returncode == 0
-    running = doors.start("train", *longer)
-    second = doors.cwd / "run/checkpoints"
+    assert cli.here("train", *[flag if flag != "run" else "whole" for flag in longer]).returncode == 0
+    running = cli.start("train", *longer)
+    second = cli.cwd / "run/checkpoints"
     while running.poll() is None:
         with contextlib.suppress(OSError):
             if len(list(second.iterdir())) > 1:
@@ -117,14 +117,14 @@ def test_whatever_ends_it_it_goes_on_to_the_same_bits(doors: Doors, how: signal.
     out, err = running.communicate()
     assert running.returncode == (-9 if how == signal.SIGKILL else 143), err
     assert "--resume run" in out or how == signal.SIGKILL
-    assert [known for _, known in bests(doors, "run")] == [True] * 4
-    assert doors.run("train", "--resume", "run").returncode == 0
-    assert newest(sums(doors, "run")) == newest(sums(doors, "whole"))
-    assert bests(doors, "run") == bests(doors, "whole")
+    assert [known for _, known in bests(cli, "run")] == [True] * 4
+    assert cli.run("train", "--resume", "run").returncode == 0
+    assert newest(sums(cli, "run")) == newest(sums(cli, "whole"))
+    assert bests(cli, "run") == bests(cli, "whole")
     of_each = lambda run: [row for number in range(4) for row in rows_in(run, number)]
     for rows in (rows_about_all, of_each):
-        assert repeated_rows(rows(doors.cwd / "run")) == repeated_rows(rows(doors.cwd / "whole"))
-    metadata = json.loads((doors.cwd / "run/metadata.json").read_text())
+        assert repeated_rows(rows(cli.cwd / "run")) == repeated_rows(rows(cli.cwd / "whole"))
+    metadata = json.loads((cli.cwd / "run/metadata.json").read_text())
     assert [member["status"] for member in metadata["table"]] == ["max_opts"] * 4
 
 
@@ -135,8 +135,8 @@ def made(args: list[str], teacher: GreedyPolicy | None = None) -> Population:
     return build_population(request.algo, request.config, PopulationConfig(**given, sweep=sweep), teacher)
 
 
-def test_numbers_of_a_population_may_be_written_as_any_others_in_a_file(doors: Doors) -> None:
-    file, sweep = doors.cwd / "search.yaml", "{agent.lr: 'log_uniform(1e-5,1e-2)'}"
+def test_numbers_of_a_population_may_be_written_as_any_others_in_a_file(cli: Cli) -> None:
+    file, sweep = cli.cwd / "search.yaml", "{agent.lr: 'log_uniform(1e-5,1e-2)'}"
 
     def members_of(count: str) -> int:
         numbers = f"members: {count}, draw_seed: 1e3, width: 1e1"

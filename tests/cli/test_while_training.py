@@ -7,14 +7,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from front_doors import SMALL, Doors, leaves
+from commands import SMALL, Cli, leaves
 from test_train_actors import TINY, wait_for_rows
 
 
 @pytest.mark.slow
-def test_readers_of_a_run_that_trains_disturb_nothing_and_get_whole_answers(doors: Doors) -> None:
-    process = doors.start("train", *SMALL, "--quiet", "--max-opts", "8000000", "--run-dir", "run")
-    wait_for_rows(doors.cwd / "run", process)
+def test_readers_of_a_run_that_trains_disturb_nothing_and_get_whole_answers(cli: Cli) -> None:
+    process = cli.start("train", *SMALL, "--quiet", "--max-opts", "8000000", "--run-dir", "run")
+    wait_for_rows(cli.cwd / "run", process)
     for _ in range(3):
         for args, codes in [
             (("evaluate", "run", "--episodes", "3"), (0, 6)),  # 6: the first policy is not on the disk yet
@@ -22,17 +22,17 @@ def test_readers_of_a_run_that_trains_disturb_nothing_and_get_whole_answers(door
             (("collect", "run", "--transitions", "20", "--out", "steps.npz"), (0, 6)),
             (("verify", "run"), (0,)),
         ]:
-            done = doors.run(*args)
+            done = cli.run(*args)
             assert done.returncode in codes, (args, done.stderr)
             assert "Traceback" not in done.stderr
-    metadata = lambda: json.loads((doors.cwd / "run" / "metadata.json").read_text())
+    metadata = lambda: json.loads((cli.cwd / "run" / "metadata.json").read_text())
     assert (process.poll(), metadata()["status"]) == (None, "running")
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate()
     assert (process.returncode, errors, metadata()["status"]) == (143, "", "SIGTERM")
     end = metadata()["opt_steps"]
-    doors.train(*SMALL, "--quiet", "--max-opts", end, "--run-dir", "alone")
-    assert leaves(doors.cwd / "run", end) == leaves(doors.cwd / "alone", end)
+    cli.train(*SMALL, "--quiet", "--max-opts", end, "--run-dir", "alone")
+    assert leaves(cli.cwd / "run", end) == leaves(cli.cwd / "alone", end)
 
 
 def children(pid: int) -> list[int]:
@@ -60,10 +60,10 @@ def runs(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
-def test_a_worker_process_that_is_killed_ends_the_run_in_one_line_with_a_checkpoint(doors: Doors) -> None:
+def test_a_worker_process_that_is_killed_ends_the_run_in_one_line_with_a_checkpoint(cli: Cli) -> None:
     args = (*TINY, "--quiet", "--processes", "--actor-timeout", "600", "--max-opts", "8000000", "--run-dir", "run")
-    process = doors.start("train", *args)
-    wait_for_rows(doors.cwd / "run", process)
+    process = cli.start("train", *args)
+    wait_for_rows(cli.cwd / "run", process)
     workers = children(process.pid)
     assert workers
     os.kill(workers[0], signal.SIGKILL)
@@ -76,6 +76,6 @@ def test_a_worker_process_that_is_killed_ends_the_run_in_one_line_with_a_checkpo
     assert errors.startswith("error: actor ")
     assert errors.count("\n") == 1
     assert not any(runs(worker) for worker in workers)
-    saved = json.loads((doors.cwd / "run" / "metadata.json").read_text())["saved_opt_steps"]
+    saved = json.loads((cli.cwd / "run" / "metadata.json").read_text())["saved_opt_steps"]
     assert saved > 0
-    doors.train("--resume", "run", "--quiet", "--max-opts", saved + 8)
+    cli.train("--resume", "run", "--quiet", "--max-opts", saved + 8)

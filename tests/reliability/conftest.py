@@ -54,9 +54,9 @@ def strangers(
         spoil(small.copy(root / "hostile" / spoil.__name__))
     for name in SIZES if every_size else FEW:
         spoiled(small.copy(root / "sizes" / name), name)
-    doors = BY_SIZE if every_size else ("latest", "verify", "resume")
+    readers = BY_SIZE if every_size else ("latest", "verify", "resume")
     env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache / "jaxrl" / "compiled")}
-    command = [sys.executable, str(Path(hostile_run.__file__)), str(root), *doors]
+    command = [sys.executable, str(Path(hostile_run.__file__)), str(root), *readers]
     done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True)
     last = [line for line in done.stdout.splitlines() if line.startswith("through")][-1:]
     assert done.returncode == 0, (last, done.stderr[-3000:])

@@ -114,7 +114,7 @@ def watch(passing: Callable[[str], None]) -> None:
 
 
 if __name__ == "__main__":
-    # As a front door does it.
+    # As a command does it.
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
     arguments = sys.argv[1:]

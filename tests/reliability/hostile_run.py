@@ -1,6 +1,6 @@
-"""Strangers' run directories, and a process that takes them through front doors: `python hostile_run.py ROOT DOORS`.
+"""Strangers' run directories, and a process that reads them in all ways: `python hostile_run.py ROOT READERS`.
 
-It tells what code was run over the directories in ROOT/hostile, and how far those in ROOT/sizes came through DOORS.
+It tells what code was run over the directories in ROOT/hostile, and how far those in ROOT/sizes came with READERS.
 """
 
 import hashlib
@@ -28,18 +28,18 @@ from jaxrl.errors import JaxrlError
 from jaxrl.loading import load_policy
 from jaxrl.training.storage.checkpoints import FILES
 
-Door = Callable[[Path], Any]
-DOORS: dict[str, Door] = {
+Reader = Callable[[Path], Any]
+READERS: dict[str, Reader] = {
     "load_policy": lambda run: evaluate.env_of(load_policy(run)),
     "verify": lambda run: verify.main([str(run)]),
     "train": lambda run: train.main(["--resume", str(run)]),
 }
 
 
-def go(door: str, run: Path) -> str | None:
-    """Go through a door; return the one line of a refusal, or nothing. Any other exception is the test's failure."""
+def go(reader: str, run: Path) -> str | None:
+    """Read a run; return the one line of a refusal, or nothing. Any other exception is the test's failure."""
     try:
-        DOORS[door](run)
+        READERS[reader](run)
     except JaxrlError as error:
         refusal = str(error)
     else:
@@ -260,7 +260,7 @@ SIZES: dict[str, Callable[[Path], None]] = {
     "sparse manifest": sparse("manifest.json"),
     "sparse list": sparse("files.json"),
 }
-BY_SIZE: dict[str, Door] = {
+BY_SIZE: dict[str, Reader] = {
     "best": lambda run: jaxrl.load_policy(run),
     "latest": lambda run: jaxrl.load_policy(run, step="latest"),
     "verify": lambda run: verify.main([str(run)]),
@@ -279,15 +279,15 @@ def spoiled(run: Path, name: str) -> Path:
     return run
 
 
-def go_through(root: Path, doors: list[str]) -> dict[str, str]:
-    """Go through these doors of all runs below `root` with little memory; print a line before each."""
+def go_through(root: Path, readers: list[str]) -> dict[str, str]:
+    """Read all runs below `root` with little memory; print a line before each."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, resource.RLIM_INFINITY))
     found = {}
     for run in sorted(root.iterdir()):
-        for door in doors:
-            print(f"through {run.name}: {door}", flush=True)
-            found[f"{run.name}: {door}"] = outcome(BY_SIZE[door], run)
+        for reader in readers:
+            print(f"through {run.name}: {reader}", flush=True)
+            found[f"{run.name}: {reader}"] = outcome(BY_SIZE[reader], run)
     return found
 
 
@@ -310,7 +310,7 @@ WATCHED = {
 
 
 def audit(root: Path) -> dict[str, Any]:
-    """Go through all doors of all run directories below `root`, first the harmless ones; return what was run.
+    """Read, in all ways, all run directories below `root`, first the harmless ones; return what was run.
 
     To be called in a process of its own: an audit hook stays for good.
     """
@@ -328,20 +328,20 @@ def audit(root: Path) -> dict[str, Any]:
     importlib.import_module("gymnax").registered_envs  # noqa: B018 - all of gymnax, which a strange name asks for
     importlib.import_module("jaxrl.envs.memory")  # whose names it is compared with
     for run in sorted((root / "harmless").iterdir()):
-        for door in DOORS:
-            assert go(door, run) is None
+        for reader in READERS:
+            assert go(reader, run) is None
     for run in sorted((root / "hostile").iterdir()):
-        for door in DOORS:
-            name = f"{run.name} {door}"
-            told["ran"][name] = during(lambda door=door, run=run, name=name: _say(told, name, door, run))
+        for reader in READERS:
+            name = f"{run.name} {reader}"
+            told["ran"][name] = during(lambda reader=reader, run=run, name=name: _say(told, name, reader, run))
     files = {name: str(getattr(module, "__file__", None)) for name, module in list(sys.modules.items())}
     told["loaded"] = [name for name, file in files.items() if file.startswith(str(root))]
     return told
 
 
-def _say(told: dict[str, Any], name: str, door: str, run: Path) -> None:
+def _say(told: dict[str, Any], name: str, reader: str, run: Path) -> None:
     try:
-        told["said"][name] = go(door, run)
+        told["said"][name] = go(reader, run)
     except Exception as error:
         told["said"][name] = f"not refused in one line: {type(error).__name__}: {error}"[:300]
 

@@ -109,11 +109,11 @@ class Taken(NamedTuple):
     warnings: list[str]
 
 
-def take_up(small: SmallRun, run: Path) -> Taken:
+def resume(small: SmallRun, run: Path) -> Taken:
     """Load what a resumed run loads."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        storage = Storage(str(run), 4, small.facts[NEWEST]["settings"], Resume(run=True))
+        storage = Storage(str(run), 4, small.facts[NEWEST]["settings"], Resume(enabled=True))
         try:
             step, tree, facts = storage.load(small.like)
         finally:

@@ -1,4 +1,4 @@
-"""Damage on the disk: it is named and passed over, never read as wrong values, and nothing that is left gets lost.
+"""Damage on the disk: it is named and skipped, never read as wrong values, and nothing that is left gets lost.
 
 Tables of spoilt run directories, by what becomes of them: the checkpoint before is taken; or the run is refused and
 left as it is; or nothing is lost.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import BEFORE, LAST, NEWEST, SMALL, SmallRun, Taken, mend, rewrite_manifest, take_up
+from small_run import BEFORE, LAST, NEWEST, SMALL, SmallRun, Taken, mend, resume, rewrite_manifest
 from toys_runs import contents, rows_in
 
 from jaxrl import train, verify
@@ -23,7 +23,7 @@ from jaxrl.cli.config import parse
 from jaxrl.errors import JaxrlError, NoCheckpointError, StorageError
 from jaxrl.loading import load_policy
 from jaxrl.training import Trainer
-from jaxrl.training.settings import unread
+from jaxrl.training.settings import unused_settings
 from jaxrl.training.storage.checkpoints import FILES, FORMAT, Store
 from jaxrl.training.storage.logs import log_problems
 from jaxrl.training.storage.run import Storage
@@ -32,12 +32,12 @@ Spoil = Callable[[Path], Any]
 
 
 def assert_right(small: SmallRun, run: Path, taken: Taken) -> None:
-    """Check that what was loaded is exactly what was saved, and that whatever was passed over was named."""
+    """Check that what was loaded is exactly what was saved, and that whatever was skipped was named."""
     assert (taken.digest, taken.facts) == (small.digests[taken.step], small.facts[taken.step])
     passed = [step for step in small.facts if step > taken.step]
     assert len(taken.warnings) == len(passed)
     for step in passed:
-        assert any(f"{run / 'checkpoints' / str(step)} is passed over" in said for said in taken.warnings)
+        assert any(f"{run / 'checkpoints' / str(step)} is skipped" in said for said in taken.warnings)
 
 
 def damage(file: Path, how: str) -> None:
@@ -89,7 +89,7 @@ def test_any_damaged_file_of_the_newest_checkpoint_is_noticed_and_the_one_before
     every = which == ALL or (which, how) == (LISTED, "empty")
     for name in names if every else [name for name in SOME if name in names]:
         damage(newest / name, how)
-        used.append(take_up(small, run))
+        used.append(resume(small, run))
         assert_right(small, run, used[-1])
         # Without its list of files a checkpoint is what a kill just before the list was written leaves: whole.
         if which == LISTED:
@@ -116,7 +116,7 @@ def test_no_flipped_bit_of_the_newest_checkpoint_gives_wrong_values_and_with_the
         file = choice.choice(files if listed or seed % 2 == 0 else decisive)
         bit = choice.randrange(8 * file.stat().st_size)
         flip(file, bit)
-        taken = take_up(small, run)
+        taken = resume(small, run)
         assert_right(small, run, taken)
         assert taken.step == BEFORE or not listed, (file, bit)
         used.add(taken.step)
@@ -181,10 +181,10 @@ def test_what_is_no_checkpoint_of_its_step_is_named_the_one_before_is_taken_and_
     spoil, said = PASSED_OVER[what]
     _, before = verified(run, capsys)
     spoil(run / "checkpoints" / str(NEWEST))
-    taken = take_up(small, run)
+    taken = resume(small, run)
     assert (taken.step, taken.digest, taken.facts) == (BEFORE, small.digests[BEFORE], small.facts[BEFORE])
     (warning,) = taken.warnings
-    assert re.search(f"checkpoints/{NEWEST} is passed over: .*{said}", warning)
+    assert re.search(f"checkpoints/{NEWEST} is skipped: .*{said}", warning)
     code, after = verified(run, capsys)
     assert code == 6
     assert re.search(f"{said}.* -$", after.pop(str(NEWEST)))
@@ -195,25 +195,25 @@ def test_what_is_no_checkpoint_of_its_step_is_named_the_one_before_is_taken_and_
 def test_two_damaged_checkpoints_are_both_named_and_the_third_is_taken(small: SmallRun, run: Path) -> None:
     for step in (BEFORE, NEWEST):
         damage(run / "checkpoints" / str(step) / "manifest.json", "truncated")
-    taken = take_up(small, run)
+    taken = resume(small, run)
     assert taken.step == 10
     assert_right(small, run, taken)
 
 
 def test_a_newest_checkpoint_that_is_gone_is_missed_by_nobody(small: SmallRun, run: Path) -> None:
     shutil.rmtree(run / "checkpoints" / str(NEWEST))
-    assert take_up(small, run) == (BEFORE, small.digests[BEFORE], small.facts[BEFORE], [])
+    assert resume(small, run) == (BEFORE, small.digests[BEFORE], small.facts[BEFORE], [])
 
 
 def test_a_run_whose_newest_checkpoint_is_damaged_ends_in_the_same_bits(small: SmallRun, run: Path) -> None:
     damage(run / "checkpoints" / str(NEWEST) / "manifest.json", "flipped")
-    with pytest.warns(UserWarning, match=f"checkpoints/{NEWEST} is passed over"):
+    with pytest.warns(UserWarning, match=f"checkpoints/{NEWEST} is skipped"):
         train.main(["--resume", str(run)])
     assert small.digest(run, LAST) == small.digests[LAST]
     assert small.digest(run, NEWEST) == small.digests[NEWEST]
 
 
-@pytest.mark.filterwarnings("ignore:checkpoint .* is passed over")
+@pytest.mark.filterwarnings("ignore:checkpoint .* is skipped")
 def test_with_one_checkpoint_to_keep_the_last_whole_one_stays_until_the_next_is_saved(
     small: SmallRun, run: Path
 ) -> None:
@@ -317,7 +317,7 @@ REFUSED: dict[str, tuple[Spoil, int, str]] = {
 """What becomes of a run, with which exit code it is refused, and what is said."""
 
 
-@pytest.mark.filterwarnings("ignore:checkpoint .* is passed over")
+@pytest.mark.filterwarnings("ignore:checkpoint .* is skipped")
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_run_that_cannot_be_gone_on_with_is_refused_in_one_line_and_every_file_stays_as_it_is(
     run: Path, what: str
@@ -351,7 +351,7 @@ def test_starting_over_moves_all_of_the_old_aside_and_ends_in_the_same_bits(smal
 
 def read(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run without those that nothing reads under the others."""
-    unread_there = {name.removeprefix("agent.") for name in unread(settings)}
+    unread_there = {name.removeprefix("agent.") for name in unused_settings(settings)}
     agent = {name: value for name, value in settings["agent"].items() if name not in unread_there}
     return {**settings, "agent": agent}
 
@@ -419,7 +419,7 @@ SEVERAL = (
 
 
 @pytest.mark.every_day(*SEVERAL)
-@pytest.mark.filterwarnings("ignore:checkpoint .* is passed over")
+@pytest.mark.filterwarnings("ignore:checkpoint .* is skipped")
 @pytest.mark.parametrize("damaged", [*OTHERS, *SEVERAL])
 def test_no_training_depends_on_any_other_file(
     small: SmallRun, run: Path, recwarn: pytest.WarningsRecorder, damaged: str
@@ -431,9 +431,7 @@ def test_no_training_depends_on_any_other_file(
     train.main(["--resume", str(run)])
     assert small.digest(run, LAST) == small.digests[LAST]
     said = [str(warning.message) for warning in recwarn]
-    passed = [
-        line for line in said if re.search("best policy .* is passed over: it is of a run with seed 5, not 0", line)
-    ]
+    passed = [line for line in said if re.search("best policy .* is skipped: it is of a run with seed 5, not 0", line)]
     assert len(passed) == ("best/* of another run" in damaged)
     if "metrics" not in damaged:
         assert [row["opt_steps"] for row in rows_in(run) if row["kind"] == "train"] == [10, 20, 30, 40]

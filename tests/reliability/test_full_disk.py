@@ -172,15 +172,15 @@ ON_SMALL_DISKS = "--- on small disks ---"
 
 
 def everything(directory: str, small: str, *names: str) -> None:
-    """Go through the doors of these names, and make the runs of these names; print what came of them, and end at once.
+    """Run the commands and make the runs of these names; print what came of them, and end at once.
 
     With `small`, file systems may be mounted.
     """
-    doors = front_doors(directory, *(name for name in names if name.partition(" ")[0] in DOORS))
+    ended = commands(directory, *(name for name in names if name.partition(" ")[0] in COMMANDS))
     runs = within_limits(directory, *names)
     print(ON_SMALL_DISKS, file=sys.stderr)
     runs |= on_small_disks(directory, *names) if small else {}
-    print(json.dumps({"doors": doors, "runs": runs}), flush=True)
+    print(json.dumps({"ended": ended, "runs": runs}), flush=True)
     os._exit(0)
 
 
@@ -220,8 +220,8 @@ def on_small_disks(directory: str, *names: str) -> dict[str, Any]:
     return found
 
 
-def front_doors(directory: str, *names: str) -> dict[str, Any]:
-    """Fork this process for each of `names`, to go through the door of that name; return how each ended.
+def commands(directory: str, *names: str) -> dict[str, Any]:
+    """Fork this process for each of `names`, to run the command of that name; return how each ended.
 
     From there on each is a process of its own, and ends as any interpreter does; it need not import everything again.
     """
@@ -241,8 +241,8 @@ def front_doors(directory: str, *names: str) -> dict[str, Any]:
                 os.close(writes)
             signal.alarm(30)  # one that hangs is none that ends well
             cache_compilations()  # the first compiles for all
-            door = functools.partial(DOORS[kind], run, how)
-            run_main(lambda args, door=door: door())  # type: ignore[misc]
+            command = functools.partial(COMMANDS[kind], run, how)
+            run_main(lambda args, command=command: command())  # type: ignore[misc]
         for _, writes in pipes:
             os.close(writes)
         out, err = [_read(reads) for reads, _ in reversed(pipes)][::-1]
@@ -258,7 +258,7 @@ def _read(descriptor: int) -> str:
         return file.read()
 
 
-def door_start(run: Path, how: str) -> int:
+def command_start(run: Path, how: str) -> int:
     """Begin, or go on with, a run where nothing can be written."""
     small = how.removeprefix("resume ") != "limit"
     if small:
@@ -271,7 +271,7 @@ def door_start(run: Path, how: str) -> int:
     return 0
 
 
-def door_never(run: Path, how: str) -> int:
+def command_never(run: Path, how: str) -> int:
     """Come to the end of a run that can never be written again after some step."""
     refuse, _, when = how.partition(" at ")
     if refuse == "read-only":
@@ -284,7 +284,7 @@ def door_never(run: Path, how: str) -> int:
     return 0
 
 
-def door_output(run: Path, how: str) -> int:
+def command_output(run: Path, how: str) -> int:
     """Train with the outputs `how` on a full disk, and with nothing to be written elsewhere for a while."""
     for number, name in enumerate(("stdout", "stderr"), start=1):
         if name in how:
@@ -297,7 +297,7 @@ def door_output(run: Path, how: str) -> int:
     return 0
 
 
-def door_told(run: Path, how: str) -> int:
+def command_told(run: Path, how: str) -> int:
     """Tell of every save; end on the fourth as `how` says."""
 
     def saved(trainer: jaxrl.Trainer, opt_steps: int) -> None:
@@ -311,7 +311,7 @@ def door_told(run: Path, how: str) -> int:
     return 0
 
 
-def door_lost(run: Path, how: str) -> int:
+def command_lost(run: Path, how: str) -> int:
     """End as `how` says when the last saves have failed."""
 
     def go_on(trainer: jaxrl.Trainer, progress: Any) -> None:
@@ -333,17 +333,23 @@ def end(how: str) -> None:
         os._exit(0)
 
 
-DOORS = {"start": door_start, "never": door_never, "output": door_output, "told": door_told, "lost": door_lost}
+COMMANDS = {
+    "start": command_start,
+    "never": command_never,
+    "output": command_output,
+    "told": command_told,
+    "lost": command_lost,
+}
 
 
 # --- a disk that is full for a while ----------------------------------------------------------------------------
 
 
 class Seen(NamedTuple):
-    """What was seen in a process of its own of runs, and of how others ended that went through doors, by name."""
+    """What was seen in a process of its own of runs, and of how others ended that ran commands, by name."""
 
     runs: dict[str, dict[str, Any]]
-    doors: dict[str, dict[str, Any]]
+    ended: dict[str, dict[str, Any]]
     err: str
     """What it said before it mounted anything."""
     mounts: bool
@@ -351,8 +357,8 @@ class Seen(NamedTuple):
     directory: Path
 
     def of(self, name: str) -> dict[str, Any]:
-        """Return what was seen of this run or door."""
-        found = {**self.runs, **self.doors}
+        """Return what was seen of this run or command."""
+        found = {**self.runs, **self.ended}
         if name not in found and not self.mounts:
             pytest.skip("this system lets nobody mount a file system")
         return found[name]
@@ -484,7 +490,7 @@ ENDINGS = _each(
 
 @pytest.fixture
 def ending(how: str, seen: Seen) -> dict[str, Any]:
-    """How the process ended that went through the door `how`."""
+    """How the process ended that ran the command `how`."""
     return seen.of(how)
 
 

@@ -19,7 +19,7 @@ from jaxrl import train
 from jaxrl.cli.algos import OffPolicyRun, build
 from jaxrl.errors import SettingsError
 from jaxrl.training import program
-from jaxrl.training.settings import HARMLESS
+from jaxrl.training.settings import CHANGEABLE
 from jaxrl.training.storage import run as storage
 from jaxrl.training.storage.checkpoints import MismatchError, Store
 from jaxrl.training.storage.leaves import state_digest
@@ -217,7 +217,7 @@ def test_every_setting_is_either_harmless_or_decides_the_training() -> None:
     demos = ["demos", "demos_sha256", "demo_share"]
     others = ["run_dir", "devices", "mesh", *demos]
     assert sorted(names(SMALL)) == sorted([*DECISIVE, *FREE, *START, *IDLE, *SHAPED, *REFUSED, *SINGLE, *others])
-    assert sorted([*FREE, *START, "run_dir", "data", "demos", "teacher", "devices", "mesh"]) == sorted(HARMLESS)
+    assert sorted([*FREE, *START, "run_dir", "data", "demos", "teacher", "devices", "mesh"]) == sorted(CHANGEABLE)
 
 
 def refusal(name: str, config: OffPolicyRun) -> str:
@@ -237,7 +237,7 @@ def test_every_setting_that_decides_the_training_is_compared_with_that_of_the_ru
         config = changed(config, name, value)
     settings = jaxrl.Trainer(build("dqn", config), train.trainer_config(config)).settings()
     with pytest.raises(SettingsError) as refused:
-        storage.Storage(str(run), 4, settings, storage.Resume(run=True)).close()
+        storage.Storage(str(run), 4, settings, storage.Resume(enabled=True)).close()
     assert [name for name in group if refusal(name, config) not in str(refused.value)] == []
     assert ("--start-over" if "seed" in group else "--allow-changes") in str(refused.value)
     assert contents(run) == before

@@ -202,7 +202,7 @@ def test_a_part_that_is_not_as_it_was_written_is_named_and_the_step_before_is_go
     newest, said = saved(path)[0], break_it(part_of_second(path))
     assert jaxrl.verify.main([str(path)]) == 6
     assert re.search(f"(?m)^{newest} {said}", capsys.readouterr().out)
-    with pytest.warns(UserWarning, match=f"checkpoints/{newest} is passed over: {said}"):
+    with pytest.warns(UserWarning, match=f"checkpoints/{newest} is skipped: {said}"):
         digest = processes_toy.train(str(path), 2 * processes_toy.HALF, resume=True)
     assert digest == processes_toy.train(str(pair / "one"), 2 * processes_toy.HALF, resume=True)
     assert saved(path) == saved(pair / "one")
@@ -220,7 +220,7 @@ def test_a_damaged_part_is_passed_over_by_processes(
     go_on = ["--resume", path]
     first, second = together(go_on, go_on)
     (line,) = first.errors
-    assert re.match(f"warning: checkpoint .*/{LAST} is passed over: {said}", line)
+    assert re.match(f"warning: checkpoint .*/{LAST} is skipped: {said}", line)
     assert (first.code, second) == (0, DONE)
     assert saved(path) == undisturbed
     for step in (LAST, LAST - AT):

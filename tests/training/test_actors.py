@@ -44,7 +44,7 @@ from jaxrl.nn import ActorCritic, QNetwork
 from jaxrl.strategies.host_actors import HostActors, resolve_exploration
 from jaxrl.training.actors.pool import ParameterServer
 from jaxrl.training.actors.stats import ActorStats, HangDetector
-from jaxrl.training.settings import unread
+from jaxrl.training.settings import unused_settings
 from jaxrl.training.storage.leaves import state_digest
 
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True}
@@ -514,7 +514,7 @@ def test_send_is_read_with_replay_alone_so_that_a_run_with_rollouts_is_resumed_w
         settings = strategy.info.settings
         assert settings is not None
         assert settings["send"] == 2
-        assert ("send" not in unread(settings)) == is_read
+        assert ("send" not in unused_settings(settings)) == is_read
 
 
 def test_an_environment_that_does_not_suit_the_agent_is_refused():

@@ -94,7 +94,7 @@ def test_a_damaged_step_is_named_and_the_latest_passes_it_over(unjudged: Any, tm
     (run / "checkpoints" / "30" / "manifest.json").write_text("{")
     with pytest.raises(NoCheckpointError, match=r"checkpoint 30 of .* is damaged"):
         jaxrl.load_policy(run, step=30)
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="is skipped"):
         assert jaxrl.load_policy(run, step="latest").facts["opt_steps"] == 20
 
 

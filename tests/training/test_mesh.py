@@ -6,7 +6,7 @@ import jaxrl
 from jaxrl.cli.config import parse
 from jaxrl.errors import SettingsError
 from jaxrl.training.mesh import MeshShape, near_shape, read_mesh, shape_of
-from jaxrl.training.population.teams import Places
+from jaxrl.training.population.teams import MemberPlacement
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,6 @@ def test_settings_keep_a_mesh_as_it_is_written() -> None:
 
 def test_of_members_on_the_same_devices_one_trains_at_a_time() -> None:
     """Two threads would begin programs in other orders on each device, and wait for each other for ever."""
-    places = Places({}, {0: "first", 1: "third", 2: "first", 3: "third"}, [], several=2)
-    assert [places.free(number, going=[0]) for number in range(4)] == [False, True, False, True]
-    assert Places({}, dict.fromkeys(range(4)), []).free(1, going=[0])
+    placement = MemberPlacement({}, {0: "first", 1: "third", 2: "first", 3: "third"}, [], several=2)
+    assert [placement.free(number, going=[0]) for number in range(4)] == [False, True, False, True]
+    assert MemberPlacement({}, dict.fromkeys(range(4)), []).free(1, going=[0])

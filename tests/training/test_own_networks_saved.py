@@ -123,7 +123,7 @@ def test_what_does_not_make_the_policy_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_the_front_doors_say_how_to_go_on_in_python(runs: Runs) -> None:
+def test_the_commands_say_how_to_go_on_in_python(runs: Runs) -> None:
     run = str(runs["policy"][0])
     calls = {evaluate.main: "load_policy(run_dir, make_policy=...)", train.main: "Trainer(strategy, resume="}
     for main, said in calls.items():

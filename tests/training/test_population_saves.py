@@ -17,7 +17,7 @@ from jaxrl.training.loop import Trainer
 from jaxrl.training.storage.checkpoints import seal
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.opening import extract, open_store
-from jaxrl.training.storage.population_saves import Collector
+from jaxrl.training.storage.population_saves import SaveBatcher
 from jaxrl.training.storage.run_dir import BEST, CHECKPOINTS, member_dir
 
 LENGTH = {"max_opts": 60, "eval_interval": 20, "eval_episodes": 3, "record_interval": 20, "save_interval": 20}
@@ -125,7 +125,7 @@ def test_with_all_saves_damaged_members_are_refused_until_all_begins_again(
     for save in saves(run):
         (save / "manifest.json").write_text("{}")
     with (
-        pytest.warns(UserWarning, match="is passed over"),
+        pytest.warns(UserWarning, match="is skipped"),
         pytest.raises(NoCheckpointError, match=r"member \d: .*holds no valid checkpoint.*is whole: .*--start-over"),
     ):
         trained(run, max_opts=80, resume=True)
@@ -148,7 +148,7 @@ def test_rows_that_a_stranger_has_written_are_damage(wrong: object, run: Path) -
         manifest["facts"]["rows"] = wrong
     file.write_text(json.dumps(seal(manifest)))
     (file.parent / "files.json").unlink()
-    with pytest.warns(UserWarning, match="is passed over: it (does not say which|has other) members"):
+    with pytest.warns(UserWarning, match="is skipped: it (does not say which|has other) members"):
         assert open_store(member_dir(run, 1), CHECKPOINTS).newest_facts()[0] == 40
 
 
@@ -159,11 +159,11 @@ def numbers(x: float) -> dict[str, np.ndarray]:
     return {"x": np.full((2, 3), x, np.float32)}
 
 
-def begun(run: Path, members: int, keep: int = 1) -> Collector:
+def begun(run: Path, members: int, keep: int = 1) -> SaveBatcher:
     """Return what collects the saves of a population in a directory that is one to all who read it."""
     run.mkdir(exist_ok=True)
     (run / "config.yaml").write_text("population: {}\n")
-    return Collector(run, keep, range(members))
+    return SaveBatcher(run, keep, range(members))
 
 
 def kept(run: Path, member: int) -> dict[int, float]:

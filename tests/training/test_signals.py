@@ -333,11 +333,11 @@ ACKNOWLEDGED = "SIGINT: stopping when the compilation has finished; a second SIG
 
 
 @pytest.mark.every_day("command")
-@pytest.mark.parametrize("door", ["script", "command"])
+@pytest.mark.parametrize("how", ["script", "command"])
 def test_a_first_signal_is_acknowledged_while_it_compiles_and_a_second_one_obeyed(
-    script: Any, tmp_path: Path, door: str
+    script: Any, tmp_path: Path, how: str
 ) -> None:
-    process = begun(script, tmp_path, door)
+    process = begun(script, tmp_path, how)
     compiling(process)
     process.send_signal(INT)
     assert process.stderr.readline() == ACKNOWLEDGED
@@ -347,15 +347,15 @@ def test_a_first_signal_is_acknowledged_while_it_compiles_and_a_second_one_obeye
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("door", "code"), [("script", -INT), ("command", 130)])
-def test_after_the_compilation_it_stops(script: Any, tmp_path: Path, door: str, code: int) -> None:
-    process = begun(script, tmp_path, door)
+@pytest.mark.parametrize(("how", "code"), [("script", -INT), ("command", 130)])
+def test_after_the_compilation_it_stops(script: Any, tmp_path: Path, how: str, code: int) -> None:
+    process = begun(script, tmp_path, how)
     compiling(process)
     process.send_signal(INT)
     assert process.stderr.readline() == ACKNOWLEDGED
     _, errors = process.communicate("go on\n")
     assert process.returncode == code
-    if door == "script":
+    if how == "script":
         keeps = "the trainer keeps its state: call train() again"
         assert errors.splitlines()[0] == f"stopped by SIGINT at 0 optimisation steps; {keeps}"
     else:
@@ -363,9 +363,9 @@ def test_after_the_compilation_it_stops(script: Any, tmp_path: Path, door: str, 
         assert json.loads((tmp_path / "run" / "metadata.json").read_text())["status"] == "SIGINT"
 
 
-def begun(script: Any, tmp_path: Path, door: str) -> Any:
-    """Begin to train where compilation is held, from a script or as the front door does."""
-    if door == "script":
+def begun(script: Any, tmp_path: Path, how: str) -> Any:
+    """Begin to train where compilation is held, from a script or as the command does."""
+    if how == "script":
         return script(HELD + TRAIN)
     (tmp_path / "held.py").write_text(HELD)
     return script("import sys; sys.path.insert(0, '.')\n" + FRONT)

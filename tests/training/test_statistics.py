@@ -52,10 +52,10 @@ def test_written_and_read_back_they_go_on_as_if_nothing_had_happened() -> None:
     one = jaxrl.Statistics({"never": ["mean"]}, window=3)
     for value in (0.1, 0.2, float("nan"), 0.7):
         one = one.add({"x": value})
-    other = jaxrl.Statistics({"never": ["mean"]}, window=3).take_up(json.loads(json.dumps(one.facts())))
+    other = jaxrl.Statistics({"never": ["mean"]}, window=3).restore(json.loads(json.dumps(one.facts())))
     assert other.add({"x": 5.0}).summary() == one.add({"x": 5.0}).summary()
     with pytest.raises(ValueError, match=r"no statistics|unpack"):
-        one.take_up({"x": [1, 2]})
+        one.restore({"x": [1, 2]})
 
 
 @pytest.mark.parametrize("values", [(1e200, -1e200), (1.5e308, 1.5e308), (1.5e308, -1.5e308)])
@@ -70,7 +70,7 @@ def test_sums_that_overflow_are_written_and_read_back(values: tuple[float, float
         values[0] / 2 + values[1] / 2,
     ]
     written = json.dumps(one.facts(), allow_nan=False)
-    assert str(jaxrl.Statistics(others=one.others).take_up(json.loads(written)).summary()) == str(summary)
+    assert str(jaxrl.Statistics(others=one.others).restore(json.loads(written)).summary()) == str(summary)
 
 
 @pytest.mark.parametrize(

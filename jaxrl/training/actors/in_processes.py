@@ -20,12 +20,12 @@ from typing import Any
 import cloudpickle
 
 from jaxrl.supervisor import SUPPORTED, end_with_children, ignore
-from jaxrl.training.actors.distant import WorkerDied
+from jaxrl.training.actors.remote import WorkerDied
 from jaxrl.training.actors.worker import Worker
 
 Call = tuple[Connection, int]
-ASIDE = ("glance", "end")
-"""Methods that are called while a worker plays."""
+CONTROL_METHODS = ("overdue_call", "end")
+"""Methods that are called while a worker runs a round."""
 ENDING_S = 5.0
 """Grace period in seconds for a process to end after its pipes were closed."""
 
@@ -47,9 +47,9 @@ class ProcessWorker:
     def __init__(self) -> None:
         """Start the process, with the `sys.path` of this one."""
         self._calls, calls = Pipe()
-        self._asides, asides = Pipe()
+        self._control, control = Pipe()
         self._numbers, self._answers = itertools.count(), dict[int, Any]()
-        handles = calls.fileno(), asides.fileno()
+        handles = calls.fileno(), control.fileno()
         lifeline, end = os.pipe()
         self._lifeline = os.fdopen(end, "wb")  # closed once, though two threads may end the worker
         places = [place for place in sys.path if isinstance(place, str)]  # Python ignores all others
@@ -58,7 +58,7 @@ class ProcessWorker:
             f"s.supervise({lifeline}); from {__name__} import main; main{handles}"
         )
         # Close the worker's ends in this process, so that its death shows as the end of the pipes.
-        with calls, asides, os.fdopen(lifeline):
+        with calls, control, os.fdopen(lifeline):
             self._process = subprocess.Popen(
                 [sys.executable, "-c", program],
                 pass_fds=(*handles, lifeline),
@@ -66,21 +66,21 @@ class ProcessWorker:
                 start_new_session=True,  # Ctrl-C is for the learner, which then ends its workers
             )
 
-    def ask(self, method: str, *args: Any) -> Call:
+    def call_method(self, method: str, *args: Any) -> Call:
         """Start an asynchronous call of a method of `Worker`; return its pipe and its number."""
         if method == "close":
             # End the round in progress by the second pipe, since `close` is queued behind it.
-            self.ask("end")
-        line = self._asides if method in ASIDE else self._calls
+            self.call_method("end")
+        line = self._control if method in CONTROL_METHODS else self._calls
         call = line, next(self._numbers)
-        with self._living():
+        with self._raising_worker_died():
             line.send((call[1], method, args))
         return call
 
-    def came(self, call: Call, seconds: float) -> bool:
+    def is_ready(self, call: Call, seconds: float) -> bool:
         """Wait up to `seconds` for each pending answer up to this one; return whether it has arrived."""
         line, number = call
-        with self._living():
+        with self._raising_worker_died():
             while number not in self._answers and line.poll(seconds):
                 answered, value = line.recv()
                 self._answers[answered] = value
@@ -88,7 +88,7 @@ class ProcessWorker:
                 raise EOFError  # the process is dead, but another one keeps the pipes open
         return number in self._answers
 
-    def take(self, call: Call) -> Any:
+    def result(self, call: Call) -> Any:
         """Return an answer that has arrived."""
         return self._answers.pop(call[1])
 
@@ -105,19 +105,19 @@ class ProcessWorker:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._calls.close()
-        self._asides.close()
+        self._control.close()
 
     @contextmanager
-    def _living(self) -> Iterator[None]:
+    def _raising_worker_died(self) -> Iterator[None]:
         try:
             yield
         except (EOFError, OSError) as error:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(ENDING_S)
-            raise WorkerDied(f"its process is gone: {_how(self._process.returncode)}") from error
+            raise WorkerDied(f"its process is gone: {_describe_exit(self._process.returncode)}") from error
 
 
-def _how(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     """Return how a process ended, as text."""
     if code is None:
         return "it closed its pipes"
@@ -130,15 +130,15 @@ def _how(code: int | None) -> str:
 # --- in the worker's process ------------------------------------------------------------------------------------
 
 
-def main(calls: int, asides: int) -> None:
+def main(calls: int, control: int) -> None:
     """Serve calls through two pipes; ignore SIGINT and SIGTERM."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the learner handles them, and may still save
         signal.signal(number, ignore)
-    for handle in (calls, asides):
+    for handle in (calls, control):
         os.set_inheritable(handle, False)  # a child process of an environment would keep them open
     worker = Worker()
     # A separate thread for the second pipe: the main one may be in a call of the environment.
-    threading.Thread(target=_serve, args=(worker, Connection(asides)), name="asides", daemon=True).start()
+    threading.Thread(target=_serve, args=(worker, Connection(control)), name="control", daemon=True).start()
     _serve(worker, Connection(calls))
 
 

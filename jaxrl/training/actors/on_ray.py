@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxrl.errors import SettingsError, describe_error, one_line, require_extra, safe_str
 from jaxrl.strategies.host_actors import NEEDS_RAY
-from jaxrl.training.actors.distant import WorkerDied
+from jaxrl.training.actors.remote import WorkerDied
 from jaxrl.training.actors.worker import Worker
 
 ANSWER_S = 10.0
@@ -84,23 +84,24 @@ class RayWorker:
     def __init__(self) -> None:
         """Start the Ray actor, where Ray places it."""
         self._ray = require_extra("ray", NEEDS_RAY)
-        # Three concurrent calls: play, glance and close. No restarts by Ray: they would lose the environments.
+        # Three concurrent calls: `run_round`, `overdue_call` and `close`. No restarts by Ray, which would lose the
+        # environments.
         place = {"num_cpus": 1, "max_concurrency": 3, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         self._actor = self._ray.remote(**place)(Worker).remote()
 
-    def ask(self, method: str, *args: Any) -> Any:
+    def call_method(self, method: str, *args: Any) -> Any:
         """Start an asynchronous call of a method of `Worker`; return the reference of its answer."""
-        with self._living():
+        with self._raising_worker_died():
             return getattr(self._actor, method).remote(*args)
 
-    def came(self, call: Any, seconds: float) -> bool:
+    def is_ready(self, call: Any, seconds: float) -> bool:
         """Wait up to `seconds` for the answer; return whether it has arrived."""
-        with self._living():
+        with self._raising_worker_died():
             return bool(self._ray.wait([call], timeout=seconds)[0])
 
-    def take(self, call: Any) -> Any:
+    def result(self, call: Any) -> Any:
         """Return an answer that has arrived."""
-        with self._living():
+        with self._raising_worker_died():
             return self._ray.get(call)
 
     def kill(self) -> None:
@@ -109,7 +110,7 @@ class RayWorker:
             self._ray.kill(self._actor)
 
     @contextmanager
-    def _living(self) -> Iterator[None]:
+    def _raising_worker_died(self) -> Iterator[None]:
         lost = self._ray.exceptions
         try:
             yield

@@ -17,10 +17,10 @@ from jaxrl import streams
 from jaxrl.errors import ActorError
 from jaxrl.strategies.base import EpisodeEnds, Strategy, fold
 from jaxrl.strategies.host_actors import ActorBatch, ActorFns
-from jaxrl.training.actors.distant import DistantPlayer, RemoteContext
+from jaxrl.training.actors.actor import Actor, ActorSpec, Stopped, hang_message, programs, to_remote_error
 from jaxrl.training.actors.in_processes import ProcessWorker
 from jaxrl.training.actors.on_ray import RayWorker, connect
-from jaxrl.training.actors.players import Part, Player, Stopped, hang_message, programs, to_remote_error
+from jaxrl.training.actors.remote import RemoteActor, RemoteContext
 from jaxrl.training.actors.stats import ActorStats, Block, HangDetector, Published, Scalars, stack_of
 from jaxrl.training.interrupt import Interrupt
 from jaxrl.trees import PyTree
@@ -49,11 +49,11 @@ class ParameterServer:
 
     # --- for the learner ---
 
-    def open(self, agent: PyTree, opt_step: int, learnt: PyTree, rounds: int) -> None:
-        """Publish the first parameters; actors play `rounds` rounds, and none beyond."""
+    def open(self, agent: PyTree, opt_step: int, processor_stats: PyTree, rounds: int) -> None:
+        """Publish the first parameters; actors run `rounds` rounds, and none beyond."""
         with self._changed:
             self._rounds = rounds
-            self._published = [Published(0, opt_step, agent, learnt)]
+            self._published = [Published(0, opt_step, agent, processor_stats)]
             self._changed.notify_all()
 
     def take(self, actors: int, seconds: float) -> list[Block] | None:
@@ -65,7 +65,7 @@ class ParameterServer:
                 return None
             return [self._blocks.pop(key) for key in wanted]
 
-    def finish_round(self, agent: PyTree, opt_step: int, learnt: PyTree = ()) -> None:
+    def finish_round(self, agent: PyTree, opt_step: int, processor_stats: PyTree) -> None:
         """Mark the round last taken as learnt from, and publish new parameters, if any.
 
         Both at once, so that no round can begin in between with the wrong parameters.
@@ -73,7 +73,7 @@ class ParameterServer:
         with self._changed:
             self._taken += 1
             if agent is not None:
-                self._published.append(Published(self._taken, opt_step, agent, learnt))
+                self._published.append(Published(self._taken, opt_step, agent, processor_stats))
                 # Evict older parameters: no actor begins a round before the next one to be taken.
                 oldest = self._of_round(self._taken)
                 self._published = [p for p in self._published if p.round >= oldest.round]
@@ -142,11 +142,11 @@ class ActorPool:
         assert actor_fns.config.max_lag is not None, "nothing is unset in the settings of a strategy's actors"
         self._server = ParameterServer(actor_fns.config.max_lag)
         self._stats = [ActorStats() for _ in range(actor_fns.actors)]
-        self._watch = HangDetector(self._stats)
-        self._players: list[Player | DistantPlayer] = []
+        self._hangs = HangDetector(self._stats)
+        self._actors: list[Actor | RemoteActor] = []
         self._threads: list[threading.Thread] = []
         self._opening = threading.Lock()
-        self._news: list[str] = []
+        self._restart_messages: list[str] = []
         """Messages on restarted actors, pending for the log."""
         self.refill = range(0)
         """Numbers of the blocks that refill a buffer saved without its contents."""
@@ -168,7 +168,7 @@ class ActorPool:
         self.close()
         pool = ActorPool(self.actor_fns, self.programs, self.interrupt, self._opts, self.log, self._last)
         pool.refill = self.refill
-        pool.take_up(self.facts())
+        pool.restore(self.facts())
         return pool
 
     def run(self, state: PyTree, sums: PyTree, t: int, stop: int) -> tuple[PyTree, PyTree, int, list[EpisodeEnds]]:
@@ -239,7 +239,7 @@ class ActorPool:
         """Return the counts as facts of a checkpoint, for JSON."""
         return {"waited_s": self.waited_s, "lags": self._lags, "actors": [stats.facts() for stats in self._stats]}
 
-    def take_up(self, facts: Any) -> None:
+    def restore(self, facts: Any) -> None:
         """Restore the counts from `facts()`; ignore them if malformed or for another number of actors."""
         like: Any = jax.tree.structure(self.facts())
         finite = all(type(x) in (int, float) and math.isfinite(x) for x in jax.tree.leaves(facts))
@@ -247,7 +247,7 @@ class ActorPool:
             return
         self.waited_s, self._lags = float(facts["waited_s"]), [float(lag) for lag in facts["lags"]]
         for stats, counted in zip(self._stats, facts["actors"], strict=True):
-            stats.take_up(counted)
+            stats.restore(counted)
         self._waits_before = (self.waited_s, sum(stats.waited_s for stats in self._stats), time.perf_counter())
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ class ActorPool:
         # For threads stuck in their environments: killing these may free them, and an exception ends those in Python.
         stuck = [i for i, thread in enumerate(self._threads) if thread.is_alive()]
         for i in stuck:
-            self._players[i].close(kill=True)
+            self._actors[i].close(kill=True)
             _raise_in(self._threads[i])
         if stuck:
             self._join()  # threads that waited for a process are free now
@@ -277,48 +277,51 @@ class ActorPool:
 
     def _publish(self, state: PyTree, t: int, due: bool) -> None:
         """Mark the round as learnt from; publish the new parameters if `due`."""
-        agent, learnt = self.programs.publish(state) if due else (None, ())
-        self._server.finish_round(agent, t * self._opts, learnt)
+        agent, processor_stats = self.programs.publish(state) if due else (None, ())
+        self._server.finish_round(agent, t * self._opts, processor_stats)
 
     def _start(self, state: PyTree, t: int) -> None:
         # A copy: the state is donated to the warm-up.
         self._processor = jax.tree.map(lambda x: x.copy(), state.processor) if t == 0 else None
         self._fill = self.refill if t else range(self.actor_fns.fill)
         random = self.actor_fns.fill if self.actor_fns.random_fill and not t else 0
-        agent, learnt = self.programs.publish(state)
-        self._server.open(agent, t * self._opts, learnt, len(self._fill) + self._last - t)
+        agent, processor_stats = self.programs.publish(state)
+        self._server.open(agent, t * self._opts, processor_stats, len(self._fill) + self._last - t)
         # Fold in the iteration too, so that a resumed run does not repeat the episodes from before.
         key = fold(fold(state.key, streams.ACTORS), t)
-        self._players = self._cast([Part(i, fold(key, i), random) for i in range(self.actor_fns.actors)])
+        self._actors = self._make_actors([ActorSpec(i, fold(key, i), random) for i in range(self.actor_fns.actors)])
         for i in range(self.actor_fns.actors):
             work = lambda i=i: self._work(i)
             self._threads.append(threading.Thread(target=bind_context(work), name=f"actor {i}", daemon=True))
             self._threads[-1].start()
 
-    def _cast(self, parts: list[Part]) -> list[Player | DistantPlayer]:
-        """Return the players, local or remote."""
+    def _make_actors(self, specs: list[ActorSpec]) -> list[Actor | RemoteActor]:
+        """Return the actors, local or remote."""
         halted, engine = lambda: self._server.closed, self.actor_fns.config.actor_engine
-        make: Callable[[Part, ActorStats], Player | DistantPlayer]
+        make: Callable[[ActorSpec, ActorStats], Actor | RemoteActor]
         if engine == "threads":
-            make = lambda part, stats: Player(self.actor_fns, self.programs, part, stats, halted)
+            make = lambda spec, stats: Actor(self.actor_fns, self.programs, spec, stats, halted)
         else:
             start = RayWorker if engine == "ray" else ProcessWorker
-            make = partial(DistantPlayer, RemoteContext(start, self.actor_fns, halted, self._turn, self._news.append))
-        return list(map(make, parts, self._stats))
+            make = partial(
+                RemoteActor,
+                RemoteContext(start, self.actor_fns, halted, self._opening_turn, self._restart_messages.append),
+            )
+        return list(map(make, specs, self._stats))
 
     def _receive(self, t: int) -> ActorBatch | None:
         """Wait for the next round; return `None` on a stop request or a failure."""
         begun = time.perf_counter()
         blocks = None
         while blocks is None:
-            while self._news:
-                self.log("actor_restart", self._news.pop(0))
+            while self._restart_messages:
+                self.log("actor_restart", self._restart_messages.pop(0))
             if self.interrupt or self.failure:
                 return None
-            looked = time.perf_counter()
+            checked = time.perf_counter()
             # Wait in short intervals, to notice signals and failures.
             blocks = self._server.take(self.actor_fns.actors, POLL_S)
-            self._look(time.perf_counter() - looked)
+            self._check_health(time.perf_counter() - checked)
         self.waited_s += time.perf_counter() - begun
         self._arrived, first = blocks, blocks[0].words
         # Blocks are `[T, N, ...]`: concatenate environments in the order of the actors, not of arrival.
@@ -327,11 +330,11 @@ class ActorPool:
         fresh = jax.tree.map(lambda *x: np.stack(x), *[block.fresh for block in blocks])
         return ActorBatch(words, lag, fresh)
 
-    def _look(self, seconds: float) -> None:
+    def _check_health(self, seconds: float) -> None:
         """Detect actors that failed or hang; the learner has waited `seconds` since the last check."""
         if self.interrupt:
             return  # the signal may also have killed environments or workers
-        late = self._watch.late(seconds)
+        late = self._hangs.late(seconds)
         # A thread that ended has failed, even if reporting that failed too.
         dead = [i for i, thread in enumerate(self._threads) if not thread.is_alive()]
         if self._server.failure is not None:
@@ -352,17 +355,17 @@ class ActorPool:
     # --- the actors' side ---
 
     def _work(self, actor: int) -> None:
-        player = self._players[actor]
+        own = self._actors[actor]
         with self._reported(actor):
-            with self._turn():
-                player.open()
+            with self._opening_turn():
+                own.open()
             for number in count():
                 with self._stats[actor].waiting():
                     published = self._server.begin(number)
-                self._server.deliver(number, actor, player.play(number, published))
+                self._server.deliver(number, actor, own.run_round(number, published))
                 del published  # or it would be kept while this actor waits for the next ones
         with self._reported(actor):  # an error from closing does not hide an earlier one
-            player.close()
+            own.close()
 
     @contextmanager
     def _reported(self, actor: int) -> Iterator[None]:
@@ -374,7 +377,7 @@ class ActorPool:
             self._server.fail(actor, error)
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _opening_turn(self) -> Iterator[None]:
         """With `open_in_turn`, hold the lock for opening environments."""
         # Poll: closing the server does not release this lock.
         while self.actor_fns.config.open_in_turn and not self._opening.acquire(timeout=POLL_S):

@@ -14,7 +14,7 @@ from jaxrl.strategies.interaction import EPISODE_PREFIX, scalar_column
 from jaxrl.trees import PyTree
 from jaxrl.types import Step
 
-GLANCE_S = 1.0
+MAX_CHECK_GAP_S = 1.0
 """Maximum seconds counted between two checks: a process that was suspended for an hour did not wait for its actors."""
 
 
@@ -71,7 +71,7 @@ class ActorStats:
         """Return the counts."""
         return [self.env_steps, self.episodes, self.returns, self.waited_s]
 
-    def take_up(self, facts: Sequence[float]) -> None:
+    def restore(self, facts: Sequence[float]) -> None:
         """Restore the counts from `facts()`."""
         self.env_steps, self.episodes = int(facts[0]), int(facts[1])
         self.returns, self._waits = float(facts[2]), (float(facts[3]), None)
@@ -91,7 +91,7 @@ class HangDetector:
             calls, limit_s = stats.calls, stats.limit_s
             # The number of the call distinguishes a long one from many short ones.
             same = stats.inside and calls == self._calls[i]
-            self._calls[i], self._seconds[i] = calls, self._seconds[i] + min(seconds, GLANCE_S) if same else 0.0
+            self._calls[i], self._seconds[i] = calls, self._seconds[i] + min(seconds, MAX_CHECK_GAP_S) if same else 0.0
             if self._seconds[i] > limit_s:
                 found[i] = limit_s
         return found
@@ -112,7 +112,7 @@ class Published(NamedTuple):
     """The first round for which they have no lag."""
     opt_step: int
     agent: PyTree
-    learnt: PyTree = ()
+    processor_stats: PyTree = ()
     """Processor statistics of all earlier rounds."""
 
 

@@ -1,7 +1,7 @@
 """The worker's side of an actor in another process: its configuration, its methods and its answers.
 
-It plays a round with given parameters and returns the block. It runs the same `Player` as a thread, from the same seed,
-so that results are identical bit by bit.
+It runs a round with given parameters and returns the block. It has the same `Actor` as a thread, from the same seed, so
+that results are identical bit by bit.
 """
 
 import pickle
@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl.training.actors.players import Player, RemoteError, programs, to_remote_error
+from jaxrl.training.actors.actor import Actor, RemoteError, programs, to_remote_error
 from jaxrl.training.actors.stats import ActorStats, HangDetector, Published, stack_of
 from jaxrl.training.storage.run import versions
 from jaxrl.xla import forms
 from jaxrl.xla.options import apply_options
 
-SAME = ("jaxrl", "jax", "numpy")
+VERSIONS_TO_MATCH = ("jaxrl", "jax", "numpy")
 """Packages whose versions must match the learner's."""
 
 
-class Order(NamedTuple):
+class WorkerConfig(NamedTuple):
     """The configuration of a worker; parts with arrays are pickled, because the worker sets up JAX first."""
 
     versions: dict[str, str]
@@ -30,7 +30,7 @@ class Order(NamedTuple):
     """See `worker_options`."""
     forms: str
     actor_fns: bytes
-    part: bytes
+    spec: bytes
 
 
 class Answer(NamedTuple):
@@ -44,31 +44,31 @@ class Answer(NamedTuple):
 
 
 class Worker:
-    """Runs a player. While one thread opens or plays, others may glance or close."""
+    """Runs an actor. While one thread opens it or runs a round, others may call `overdue_call`, `end` or `close`."""
 
     def __init__(self) -> None:
-        """Prepare the worker; `open` creates its player."""
+        """Prepare the worker; `open` creates its actor."""
         self._stats = ActorStats()
-        self._watch, self._looked = HangDetector([self._stats]), time.perf_counter()
-        self._player: Player | None = None
+        self._hangs, self._checked = HangDetector([self._stats]), time.perf_counter()
+        self._actor: Actor | None = None
         self._thread: int | None = None
-        self._ended, self._playing, self._forms = False, threading.Lock(), "auto"
-        self._put = jax.jit(lambda agent, learnt: (agent, learnt))
+        self._ended, self._running, self._forms = False, threading.Lock(), "auto"
+        self._put = jax.jit(lambda agent, processor_stats: (agent, processor_stats))
 
-    def open(self, order: Order, facts: list[float]) -> Answer:
+    def open(self, config: WorkerConfig, facts: list[float]) -> Answer:
         """Open the environments of an actor whose counts so far are `facts`."""
-        return self._answer(lambda: self._open(order, facts))
+        return self._answer(lambda: self._open(config, facts))
 
-    def play(self, number: int, published: bytes) -> Answer:
-        """Play a round with the pickled parameters `published`; the value of the answer is the block."""
-        assert self._player is not None, "opened before it plays"
-        player = self._player
-        return self._answer(lambda: player.play(number, self._on_device(pickle.loads(published))))
+    def run_round(self, number: int, published: bytes) -> Answer:
+        """Run a round with the pickled parameters `published`; the value of the answer is the block."""
+        assert self._actor is not None, "opened before its first round"
+        actor = self._actor
+        return self._answer(lambda: actor.run_round(number, self._on_device(pickle.loads(published))))
 
-    def glance(self) -> tuple[float, str] | None:
+    def overdue_call(self) -> tuple[float, str] | None:
         """Return the timeout and the stack of an overdue call of the environment, or `None`."""
         now = time.perf_counter()
-        late, self._looked = self._watch.late(now - self._looked), now
+        late, self._checked = self._hangs.late(now - self._checked), now
         return (late[0], stack_of(self._thread)) if late else None
 
     def end(self) -> None:
@@ -78,30 +78,30 @@ class Worker:
     def close(self) -> Answer:
         """End the round in progress, and close the environments."""
         self.end()
-        return self._answer(lambda: self._player.close() if self._player is not None else None)
+        return self._answer(lambda: self._actor.close() if self._actor is not None else None)
 
-    def _open(self, order: Order, facts: list[float]) -> None:
+    def _open(self, config: WorkerConfig, facts: list[float]) -> None:
         # Check versions before unpickling, which other versions might get wrong.
-        if (here := versions(SAME)) != order.versions:
-            mine, theirs = (", ".join(map(" ".join, named.items())) for named in (here, order.versions))
+        if (here := versions(VERSIONS_TO_MATCH)) != config.versions:
+            mine, theirs = (", ".join(map(" ".join, named.items())) for named in (here, config.versions))
             raise RemoteError(f": its machine has {mine}, and the learner's has {theirs}; install the same")
-        apply_options(order.options)
-        self._stats.take_up(facts)
-        self._forms = order.forms
-        actor_fns, part = pickle.loads(order.actor_fns), pickle.loads(order.part)
-        self._player = Player(actor_fns, programs(actor_fns, never_called), part, self._stats, lambda: self._ended)
+        apply_options(config.options)
+        self._stats.restore(facts)
+        self._forms = config.forms
+        actor_fns, spec = pickle.loads(config.actor_fns), pickle.loads(config.spec)
+        self._actor = Actor(actor_fns, programs(actor_fns, never_called), spec, self._stats, lambda: self._ended)
         with forms(self._forms):
-            self._player.open()
+            self._actor.open()
 
     def _on_device(self, published: Published) -> Published:
         """Return parameters as outputs of a program, which are the fastest inputs of other programs."""
-        agent, learnt = self._put(published.agent, published.learnt)
-        return published._replace(agent=agent, learnt=learnt)
+        agent, processor_stats = self._put(published.agent, published.processor_stats)
+        return published._replace(agent=agent, processor_stats=processor_stats)
 
     def _answer(self, do: Callable[[], Any]) -> Answer:
         value, failure = None, None
         # `close` waits here until the round in progress has ended.
-        with self._playing, forms(self._forms):
+        with self._running, forms(self._forms):
             self._thread = threading.get_ident()
             try:
                 value = do()
@@ -113,4 +113,4 @@ class Worker:
 
 
 def never_called(*args: Any) -> Any:
-    """A placeholder for programs that a player does not call."""
+    """A placeholder for programs that an actor does not call."""

@@ -108,7 +108,7 @@ class MemberRun:
         again.status = self.status if self.status in (*EARLY_ENDS, "diverged") else "running"
         return again
 
-    def go_on(self, max_opts: int) -> None:
+    def continue_to(self, max_opts: int) -> None:
         """Continue in memory up to `max_opts` optimisation steps; a member that ended early makes no more.
 
         Raises:
@@ -132,8 +132,8 @@ class MemberRun:
         return extend(trainer.strategy, trainer.config, max_opts, done)[:2]
 
 
-def copy_parent(own: MemberRun, other: MemberRun, copy: Copy, place: int, device: Any) -> Trainer | None:
-    """Replace a member's state by its parent's after `place` optimisation steps, with the settings of `copy`.
+def copy_parent(own: MemberRun, other: MemberRun, copy: Copy, opt_steps: int, device: Any) -> Trainer | None:
+    """Replace a member's state by its parent's after `opt_steps` optimisation steps, with the settings of `copy`.
 
     Return the trainer to save before the member continues, or `None` if there is nothing to do.
 
@@ -141,12 +141,12 @@ def copy_parent(own: MemberRun, other: MemberRun, copy: Copy, place: int, device
     member's number: members may share a seed, and copies of one parent must develop differently.
     """
     trainer, parent = own.trainer, other.trainer
-    if own.membership.adopted_at == place:
+    if own.membership.adopted_at == opt_steps:
         return None  # done before a crash: the copy was loaded
     if trainer is None or parent is None or trainer.state is None or parent.state is None:
         return None  # one of them has ended
     key = jax.random.key(trainer.config.seed, impl=str(jax.random.key_impl(trainer.state.key)))
-    for part in (streams.COPY, place, copy.member):
+    for part in (streams.COPY, opt_steps, copy.member):
         key = jax.random.fold_in(key, part)
     # Copy: the parent donates its buffers as soon as it continues.
     state = copy_state(trainer.strategy, parent.state, device)
@@ -154,9 +154,11 @@ def copy_parent(own: MemberRun, other: MemberRun, copy: Copy, place: int, device
     if (reseed := trainer.strategy.state_fns.reseed) is not None:
         state = reseed(state, 0)
     state = state._replace(key=key)
-    line = f"goes on as member {copy.parent} stood after {place} optimisation steps, with {format_swept(copy.values)}"
+    line = (
+        f"goes on as member {copy.parent} stood after {opt_steps} optimisation steps, with {format_swept(copy.values)}"
+    )
     # Set before `adopt` saves, so that the checkpoint records it.
-    own.membership.adopted_at = place
+    own.membership.adopted_at = opt_steps
     trainer.adopt(set_values(own.member, state, copy.values), with_values(own.member.strategy, copy.values), line)
     return trainer
 
@@ -267,15 +269,15 @@ class Queue:
         # Members of one program start in a row: the cache does not hold many programs.
         programs = [*dict.fromkeys(id(run.member.strategy.step) for run in runs)]
         self._runs = sorted(runs, key=lambda run: (programs.index(id(run.member.strategy.step)), run.member.number))
-        self._places = {run.member.number: place for place, run in enumerate(self._runs)}
-        self._waiting = [(0, place) for place in range(len(runs))]
+        self._positions = {run.member.number: i for i, run in enumerate(self._runs)}
+        self._waiting = [(0, position) for position in range(len(runs))]
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def put(self, number: int, opt_steps: int) -> None:
         """Enqueue a member that has made `opt_steps` optimisation steps."""
-        heapq.heappush(self._waiting, (opt_steps, self._places[number]))
+        heapq.heappush(self._waiting, (opt_steps, self._positions[number]))
 
     def take(self, is_free: Callable[[int], bool]) -> MemberRun | None:
         """Remove and return the next member whose number `is_free`; `None` if there is none."""

@@ -32,10 +32,10 @@ MAX_NAME, SHORT_NAME = 255, 200
 
 
 AT, BETWEEN, END = range(3)
-"""Parts of a `Place`: at a multiple of the interval, between two, and at the end of the run."""
+"""Parts of a `Position`: at a multiple of the interval, between two, and at the end of the run."""
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Position in a run by which rows of different members are matched; ordered.
 
     Members whose iterations have other numbers of optimisation steps reach a multiple of an interval after different
@@ -49,23 +49,23 @@ class Place(NamedTuple):
     """0 at a multiple; in between the optimisation steps done, at the end `max_opts` before rounding."""
 
 
-BEFORE = Place(-1)
+BEFORE = Position(-1)
 
 
-def place_of(schedule: Schedule, asked: int, row: Row) -> Place:
-    """Return the place of the row of a member with this `schedule`, whose `max_opts` was rounded up from `asked`."""
+def position_of(schedule: Schedule, asked: int, row: Row) -> Position:
+    """Return the position of the row of a member with this `schedule`, whose `max_opts` was rounded up from `asked`."""
     interval = schedule.eval_interval if row["kind"] == "eval" else schedule.record_interval
     opt_steps = row["opt_steps"]
     is_end = opt_steps == schedule.opt_steps(schedule.last) and schedule.limit(schedule.last) == "max_opts"
     opt_steps = asked if is_end else opt_steps
     multiples = opt_steps // interval if interval else 0
     if opt_steps == multiples * interval or (not is_end and schedule.is_due(interval, opt_steps)):
-        return Place(multiples)
-    return Place(multiples, END if is_end else BETWEEN, opt_steps)
+        return Position(multiples)
+    return Position(multiples, END if is_end else BETWEEN, opt_steps)
 
 
 class Round(NamedTuple):
-    """Rows of one kind at the same place."""
+    """Rows of one kind at the same position."""
 
     opt_steps: int
     """The most of any member."""
@@ -82,18 +82,18 @@ class Rounds:
         """Expect rows of `members`."""
         self.newest = 0
         """Optimisation steps of the newest complete round; 0 before the first."""
-        self._rows: dict[Place, dict[int, Row]] = {}
-        self._farthest: dict[int, Place] = {}
-        self._complete: set[Place] = set()
-        self.go_on(members)
+        self._rows: dict[Position, dict[int, Row]] = {}
+        self._farthest: dict[int, Position] = {}
+        self._complete: set[Position] = set()
+        self.expect(members)
 
-    def add(self, number: int, place: Place, row: Row) -> None:
+    def add(self, number: int, position: Position, row: Row) -> None:
         """Add a row of a member; in an incomplete round it replaces one that a rollback has undone."""
-        if place not in self._complete:
-            self._rows.setdefault(place, {})[number] = row
-        if place > self._farthest.get(number, BEFORE):
-            self._farthest[number] = place
-            heapq.heappush(self._behind, (place, number))
+        if position not in self._complete:
+            self._rows.setdefault(position, {})[number] = row
+        if position > self._farthest.get(number, BEFORE):
+            self._farthest[number] = position
+            heapq.heappush(self._behind, (position, number))
 
     def remove(self, number: int) -> None:
         """Stop waiting for a member."""
@@ -105,18 +105,18 @@ class Rounds:
         while self._behind and not self._is_current(*self._behind[0]):
             heapq.heappop(self._behind)
         found = []
-        for place in sorted(place for place in self._rows if not self._behind or place <= self._behind[0][0]):
-            rows = self._rows.pop(place)
-            self._complete.add(place)
+        for position in sorted(at for at in self._rows if not self._behind or at <= self._behind[0][0]):
+            rows = self._rows.pop(position)
+            self._complete.add(position)
             opt_steps = max(row["opt_steps"] for row in rows.values())
             found.append(Round(opt_steps, dict(sorted(rows.items())), self._expected <= rows.keys()))
             self.newest = max(self.newest, opt_steps)
         return found
 
-    def _is_current(self, place: Place, number: int) -> bool:
-        return number in self._expected and place == self._farthest.get(number, BEFORE)
+    def _is_current(self, position: Position, number: int) -> bool:
+        return number in self._expected and position == self._farthest.get(number, BEFORE)
 
-    def go_on(self, members: Iterable[int]) -> None:
+    def expect(self, members: Iterable[int]) -> None:
         """Expect rows of `members`, after those that have come."""
         self._expected = set(members)
         self._behind = [(self._farthest.get(number, BEFORE), number) for number in self._expected]
@@ -130,11 +130,11 @@ class PopulationRows:
         self,
         population: Population,
         quiet: bool,
-        place_of: Callable[[int, Row], Place] = lambda number, row: Place(row["opt_steps"]),
+        position_of: Callable[[int, Row], Position] = lambda number, row: Position(row["opt_steps"]),
     ) -> None:
-        """Expect evaluations of all members; with `quiet`, print nothing. `place_of(member, row)` is where a row is."""
+        """Expect evaluations of all members; with `quiet`, print nothing. `position_of(member, row)` orders rows."""
         self._members, self._search, self._quiet = population.members, population.search, quiet
-        self._place_of = place_of
+        self._position_of = position_of
         self._names = dict(zip(self._numbers(), name_settings([one.swept for one in self._members]), strict=True))
         """Names of the members' settings, by number."""
         self._scores: dict[int, dict[int, float]] = {}
@@ -206,14 +206,14 @@ class PopulationRows:
     def _add(self, number: int, row: Row) -> None:
         if row.get("kind") == "eval":
             self._scores.setdefault(row["opt_steps"], {}).setdefault(number, to_float(row.get("score")))
-            self._evaluated.add(number, self._place_of(number, row), row)
+            self._evaluated.add(number, self._position_of(number, row), row)
         elif row.get("kind") == "train":
-            self._trained.add(number, self._place_of(number, row), row)
+            self._trained.add(number, self._position_of(number, row), row)
 
-    def go_on(self) -> None:
+    def expect_all(self) -> None:
         """Expect rows of every member again."""
-        self._evaluated.go_on(self._numbers())
-        self._trained.go_on(self._numbers())
+        self._evaluated.expect(self._numbers())
+        self._trained.expect(self._numbers())
 
     def remove(self, number: int) -> None:
         """Stop waiting for a member."""

@@ -5,9 +5,9 @@ its team, which executes once all running members have called: `width` members m
 vmapped program, at the same counters. The state of a member that does not take part, because it waits for a search or
 was rolled back to a checkpoint, is saved meanwhile, bit for bit.
 
-A `Team` has the program and the states of its members, side by side. A member's trainer has a `Lane` of it where other
-runs have `devices.Alone`, and in place of its state an `Away`, which says where in the team the state is. `Places` has
-the lane and the devices of each member.
+A `Team` has the program and the states of its members, side by side. A member's trainer has a `TeamLane` of it where
+other runs have a `Lane`, and in place of its state a `StateRef`, which says where in the team the state is.
+`MemberPlacement` has the lane and the devices of each member.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,8 +22,9 @@ import numpy as np
 
 from jaxrl.strategies.base import EpisodeEnds, Strategy
 from jaxrl.strategies.population import Member, Population
-from jaxrl.training.devices import Alone, move_state
+from jaxrl.training.devices import move_state
 from jaxrl.training.evaluator import CompiledEvaluator, Evaluation
+from jaxrl.training.loop import Lane
 from jaxrl.training.mesh import MeshShape
 from jaxrl.training.program import Sums, compile_evaluation_together, compile_together
 from jaxrl.training.storage.leaves import HostKeys
@@ -35,7 +36,7 @@ MAX_COPY_BYTES = 1 << 28
 """Maximum size of the states of a team that are copied to the host at once."""
 
 
-class Call(NamedTuple):
+class Request(NamedTuple):
     """A member's request to its team."""
 
     given: tuple[PyTree, PyTree]
@@ -45,22 +46,22 @@ class Call(NamedTuple):
     """Range of iterations; negative for an evaluation, so that it comes first."""
 
 
-class Lane(Alone):
+class TeamLane(Lane):
     """A member's lane in a team, which its trainer calls instead of its own programs."""
 
-    def __init__(self, team: "Team", place: int, turns: float) -> None:
-        """Refer to the lane `place` of `team`; `turns` as in `Alone`."""
-        self.team, self.place, self.turns = team, place, turns
+    def __init__(self, team: "Team", lane: int, runs_per_worker: float) -> None:
+        """Refer to a lane of `team`; `runs_per_worker` as in `Lane`."""
+        self.team, self.lane, self.runs_per_worker = team, lane, runs_per_worker
         self.runner = self
-        self.chunk_s = max(Alone.chunk_s, MEMBER_S * team.members)
+        self.chunk_s = max(Lane.chunk_s, MEMBER_S * team.members)
 
     def run(self, state: PyTree, sums: Sums, t: int, stop: int) -> tuple[PyTree, Sums, int, list[EpisodeEnds]]:
         """Make iterations from `t`, at most `stop - t`; the iteration reached is returned too, see `ActorPool.run`."""
-        return self.team.ask(self.place, Call((state, sums), t, stop))
+        return self.team.call(self.lane, Request((state, sums), t, stop))
 
     def __call__(self, params: PyTree, key: Key) -> Evaluation:
         """Evaluate together with the team."""
-        return self.team.ask(self.place, Call((params, key)))
+        return self.team.call(self.lane, Request((params, key)))
 
     def whole(self, state: PyTree) -> PyTree:
         """Return the state itself, read from its lane if necessary."""
@@ -68,11 +69,11 @@ class Lane(Alone):
 
     def to_save(self, state: PyTree) -> PyTree:
         """Return the state itself for a checkpoint, from the host's copy of all lanes if there can be one."""
-        return self.team.copy(state) if isinstance(state, Away) else state
+        return self.team.copy(state) if isinstance(state, StateRef) else state
 
     def part(self, state: PyTree, choose: Callable[[PyTree], PyTree]) -> PyTree:
         """Return `choose(state)`, read from its lane if necessary; health is the value that the last call returned."""
-        if not isinstance(state, Away):
+        if not isinstance(state, StateRef):
             return choose(state)
         return state.health if choose == self.team.strategy.state_fns.health else state.part(choose)
 
@@ -86,12 +87,12 @@ class Lane(Alone):
         return self.team.actions
 
 
-class Away:
+class StateRef:
     """A member's state while its team has it; the member's next call makes another, and this one is no longer read."""
 
-    def __init__(self, team: "Team", place: int, health: Any) -> None:
-        """Refer to the lane `place`; `health` is the strategy's health of the state."""
-        self._team, self.place, self.health = team, place, health
+    def __init__(self, team: "Team", lane: int, health: Any) -> None:
+        """Refer to a lane; `health` is the strategy's health of the state."""
+        self._team, self.lane, self.health = team, lane, health
         self.kept: PyTree = None
         """A copy of the state, made once its lane was needed."""
 
@@ -102,7 +103,7 @@ class Away:
 
 def whole(state: PyTree) -> PyTree:
     """Return a state itself, read from its lane if it is a reference."""
-    return state.part(_identity) if isinstance(state, Away) else state
+    return state.part(_identity) if isinstance(state, StateRef) else state
 
 
 class Team:
@@ -123,18 +124,18 @@ class Team:
         self._evaluate_one = evaluator.run if isinstance(evaluator, CompiledEvaluator) else None
         self.actions: str | None = getattr(evaluator, "actions", None)
         self._width, self._with_episodes, self._host, self._lock = width, with_episodes, host, RLock()
-        # A condition for each member: an answer wakes the members that it is for, and no others.
-        self._turns = [Condition(self._lock) for _ in range(members)]
+        # A condition for each member: a result wakes the members that it is for, and no others.
+        self._conditions = [Condition(self._lock) for _ in range(members)]
         self._expected = set(range(members))
-        self._asked: dict[int, Call] = {}
-        self._answers: dict[int, Any] = {}
+        self._requests: dict[int, Request] = {}
+        self._results: dict[int, Any] = {}
         self._run: Any = None
         self._evaluation: Any = None
         self._states: PyTree = None
         self._copies: PyTree = None
         """The leaves of `_states` on the host, see `_on_host`; copied when the first member saves."""
-        self._away: dict[int, Away] = {}
-        """References to the valid lanes of `_states`, by place."""
+        self._refs: dict[int, StateRef] = {}
+        """References to the valid lanes of `_states`."""
 
     @property
     def evaluates(self) -> bool:
@@ -147,58 +148,58 @@ class Team:
         if self._evaluate_one is not None:
             self._evaluation = compile_evaluation_together(self.strategy, self._evaluate_one, self._width)
 
-    def ask(self, place: int, call: Call) -> Any:
-        """Submit a call and wait for its result."""
-        # While this member waits, another may use its place on the host. The last to call executes for all.
+    def call(self, lane: int, request: Request) -> Any:
+        """Submit a request and wait for its result."""
+        # While this member waits, another may work on the host. The last to call executes for all.
         with self._waiting(), self._lock:
-            self._asked[place] = call
-            while place not in self._answers:
+            self._requests[lane] = request
+            while lane not in self._results:
                 if self._is_complete():
-                    self._answer()
+                    self._execute()
                 else:
-                    self._turns[place].wait()
-            answer = self._answers.pop(place)
-            # The calls that are left may need no further one: those of a team that is dissolved, for example.
+                    self._conditions[lane].wait()
+            result = self._results.pop(lane)
+            # The requests that are left may need no further one: those of a team that is dissolved, for example.
             self._wake()
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
-    def leave(self, place: int) -> None:
-        """Stop waiting for the member `place`."""
+    def leave(self, lane: int) -> None:
+        """Stop waiting for the member in `lane`."""
         with self._lock:
-            self._expected.discard(place)
+            self._expected.discard(lane)
             self._wake()
 
-    def join(self, place: int) -> None:
-        """Wait for the member `place` again."""
+    def join(self, lane: int) -> None:
+        """Wait for the member in `lane` again."""
         with self._lock:
-            self._expected.add(place)
+            self._expected.add(lane)
 
     def dissolve(self) -> None:
-        """Execute all calls immediately from now on."""
+        """Execute all requests immediately from now on."""
         with self._lock:
             self._expected.clear()
             self._wake()
 
-    def read(self, away: Away, choose: Callable[[PyTree], PyTree]) -> PyTree:
-        """Return `choose` of the state that `away` refers to."""
+    def read(self, ref: StateRef, choose: Callable[[PyTree], PyTree]) -> PyTree:
+        """Return `choose` of the state that `ref` refers to."""
         with self._lock:
-            if away.kept is not None:
-                return choose(away.kept)
-            return _read(choose, self._states, np.int32(away.place))
+            if ref.kept is not None:
+                return choose(ref.kept)
+            return _read(choose, self._states, np.int32(ref.lane))
 
-    def copy(self, away: Away) -> PyTree:
-        """Return the state that `away` refers to, its leaves on the host if the states of all members are small.
+    def copy(self, ref: StateRef) -> PyTree:
+        """Return the state that `ref` refers to, its leaves on the host if the states of all members are small.
 
         Members save at the same time, and one copy of all lanes takes as long as those of a few.
         """
         with self._lock:
-            if away.kept is not None or tree_bytes(self._states) > MAX_COPY_BYTES:
-                return self.read(away, _identity)
+            if ref.kept is not None or tree_bytes(self._states) > MAX_COPY_BYTES:
+                return self.read(ref, _identity)
             if self._copies is None:
                 self._copies = jax.tree.map(_on_host, self._states)
-            return jax.tree.map(lambda rows: rows(away.place), self._copies)
+            return jax.tree.map(lambda rows: rows(ref.lane), self._copies)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -209,69 +210,69 @@ class Team:
             self._host.acquire()
 
     def _is_complete(self) -> bool:
-        """Return whether there are calls, those of all members that the team waits for among them."""
-        return bool(self._asked) and self._expected <= self._asked.keys()
+        """Return whether there are requests, those of all members that the team waits for among them."""
+        return bool(self._requests) and self._expected <= self._requests.keys()
 
     def _wake(self) -> None:
-        """Have one of the members that wait execute the calls, if they are complete."""
+        """Have one of the members that wait execute the requests, if they are complete."""
         if self._is_complete():
-            self._turns[min(self._asked)].notify()
+            self._conditions[min(self._requests)].notify()
 
-    def _answer(self) -> None:
-        """Execute the pending evaluations, or else the calls with the earliest iterations."""
+    def _execute(self) -> None:
+        """Execute the pending evaluations, or else those with the earliest iterations."""
         # The earliest first: a member that was rolled back to a checkpoint catches up with the others.
-        start = min(call.start for call in self._asked.values())
-        due = {place: self._asked.pop(place) for place, call in sorted(self._asked.items()) if call.start == start}
+        start = min(request.start for request in self._requests.values())
+        due = {lane: self._requests.pop(lane) for lane, one in sorted(self._requests.items()) if one.start == start}
         try:
-            answers: dict[int, Any] = self._evaluate(due) if start < 0 else self._train(due)
+            results: dict[int, Any] = self._evaluate(due) if start < 0 else self._train(due)
         # The call was shared, so every caller gets the error.
         except Exception as error:
-            answers = dict.fromkeys(due, error)
-        self._answers.update(answers)
-        for place in due:
-            self._turns[place].notify()
+            results = dict.fromkeys(due, error)
+        self._results.update(results)
+        for lane in due:
+            self._conditions[lane].notify()
 
-    def _evaluate(self, due: dict[int, Call]) -> dict[int, Any]:
+    def _evaluate(self, due: dict[int, Request]) -> dict[int, Any]:
         first = next(iter(due))
-        # Lanes without a call repeat the first one's data; their results are unused.
-        rows = [due.get(place, due[first]).given for place in range(self._width)]
+        # Lanes without a request repeat the first one's data; their results are unused.
+        rows = [due.get(lane, due[first]).given for lane in range(self._width)]
         made = jax.device_get(self._evaluation(*_stack(rows)))
-        return {place: Evaluation(*jax.tree.map(lambda x, i=place: x[i], tuple(made))) for place in due}
+        return {lane: Evaluation(*jax.tree.map(lambda x, i=lane: x[i], tuple(made))) for lane in due}
 
-    def _train(self, due: dict[int, Call]) -> dict[int, Any]:
-        self._put({place: call.given[0] for place, call in due.items()})
+    def _train(self, due: dict[int, Request]) -> dict[int, Any]:
+        self._put({lane: request.given[0] for lane, request in due.items()})
         # Up to the earliest `stop`; the other members call again.
-        stop, first = min(call.stop for call in due.values()), next(iter(due))
-        sums = [due.get(place, due[first]).given[1] for place in range(self._width)]
+        stop, first = min(request.stop for request in due.values()), next(iter(due))
+        sums = [due.get(lane, due[first]).given[1] for lane in range(self._width)]
         stacked = jax.tree.map(lambda *rows: np.stack(rows), *jax.device_get(sums))
         made = self._run(self._states, stacked, np.uint32(due[first].start), np.uint32(stop))
         # Return references to lanes of these states: a member's state is sliced out only when read.
         self._states = made.state
         of_all = jax.device_get((made.sums, made.ended_rows, made.health))
-        answers = {}
-        for place in due:
-            new, ended, health = jax.tree.map(lambda x, i=place: x[i], of_all)
-            self._away[place] = Away(self, place, health)
-            answers[place] = self._away[place], new, stop, ended
-        return answers
+        results = {}
+        for lane in due:
+            new, ended, health = jax.tree.map(lambda x, i=lane: x[i], of_all)
+            self._refs[lane] = StateRef(self, lane, health)
+            results[lane] = self._refs[lane], new, stop, ended
+        return results
 
     def _put(self, given: dict[int, PyTree]) -> None:
         """Write states into their lanes, after copying out the states in other lanes."""
         self._copies = None
         # The program updates and donates all lanes, so states of members that do not take part must be copied first.
-        for place in [place for place in self._away if place not in given]:
-            away = self._away.pop(place)
-            away.kept = whole(away)
-        for place, state in given.items():
+        for lane in [lane for lane in self._refs if lane not in given]:
+            ref = self._refs.pop(lane)
+            ref.kept = whole(ref)
+        for lane, state in given.items():
             # Usually the state is in its lane already, from the last call.
-            if isinstance(state, Away) and self._away.get(place) is state:
+            if isinstance(state, StateRef) and self._refs.get(lane) is state:
                 continue
             one = move_state(whole(state), self.device)
             # The first state fills all lanes, so that each holds a valid one.
             if self._states is None:
                 self._states = _repeat(one, self._width)
             else:
-                self._states = _write(self._states, one, np.int32(place))
+                self._states = _write(self._states, one, np.int32(lane))
 
 
 def _identity(state: PyTree) -> PyTree:
@@ -279,23 +280,23 @@ def _identity(state: PyTree) -> PyTree:
 
 
 def _on_host(lanes: Array) -> Callable[[int], Any]:
-    """Copy an array `[W, ...]` to the host; return a function from a place to its row there."""
+    """Copy an array `[W, ...]` to the host; return a function from a lane to its row there."""
     # A copy also where the device shares the host's memory: the next call donates the array.
     rows = np.array(jax.random.key_data(lanes) if is_key(lanes) else lanes, copy=True)
     if not is_key(lanes):
-        return lambda place: rows[place, ...]
+        return lambda lane: rows[lane, ...]
     impl = key_impl(lanes)
-    return lambda place: HostKeys(rows[place], impl)
+    return lambda lane: HostKeys(rows[lane], impl)
 
 
 @partial(jax.jit, static_argnums=0)
-def _read(choose: Callable[[PyTree], PyTree], states: PyTree, place: Array) -> PyTree:
-    return choose(jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, keepdims=False), states))
+def _read(choose: Callable[[PyTree], PyTree], states: PyTree, lane: Array) -> PyTree:
+    return choose(jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, lane, keepdims=False), states))
 
 
 @partial(jax.jit, donate_argnums=0)
-def _write(states: PyTree, one: PyTree, place: Array) -> PyTree:
-    return jax.tree.map(lambda all, x: jax.lax.dynamic_update_index_in_dim(all, x, place, 0), states, one)
+def _write(states: PyTree, one: PyTree, lane: Array) -> PyTree:
+    return jax.tree.map(lambda all, x: jax.lax.dynamic_update_index_in_dim(all, x, lane, 0), states, one)
 
 
 @partial(jax.jit, static_argnums=1)
@@ -308,10 +309,10 @@ def _stack(rows: list[PyTree]) -> PyTree:
     return jax.tree.map(lambda *x: jnp.stack(x), *rows)
 
 
-class Places(NamedTuple):
+class MemberPlacement(NamedTuple):
     """Placement of a population's members on devices and in teams."""
 
-    lanes: dict[int, Lane]
+    lanes: dict[int, TeamLane]
     """Lanes of members in teams, by number."""
     devices: dict[int, Any]
     """First device of each member, by number; `None` for JAX's default."""
@@ -337,19 +338,19 @@ class Places(NamedTuple):
     def leave(self, number: int) -> None:
         """Have a member's team no longer wait for it."""
         if number in self.lanes:
-            self.lanes[number].team.leave(self.lanes[number].place)
+            self.lanes[number].team.leave(self.lanes[number].lane)
 
     def join(self, number: int) -> None:
         """Have a member's team wait for it again."""
         if number in self.lanes:
-            self.lanes[number].team.join(self.lanes[number].place)
+            self.lanes[number].team.join(self.lanes[number].lane)
 
     def dissolve(self) -> None:
         """Have no team wait for any member."""
         for team in self.teams:
             team.dissolve()
 
-    def at(self, number: int) -> AbstractContextManager[None]:
+    def default_device(self, number: int) -> AbstractContextManager[None]:
         """Make the first device of a member JAX's default inside."""
         return jax.default_device(self.devices[number]) if self.devices[number] else nullcontext()
 
@@ -370,7 +371,7 @@ def place_members(
     evaluator: Callable[[Strategy], Any],
     host: Semaphore,
     workers: int,
-) -> Places:
+) -> MemberPlacement:
     """Place the members of a population on devices, and with the layout `together` in teams.
 
     Args:
@@ -382,27 +383,31 @@ def place_members(
       workers: to how many.
     """
     # Teams, or members, are assigned to device groups round-robin.
-    first = lambda place: place % shape.members * shape.envs
-    device = lambda place: jax.devices()[first(place)] if shape.devices > 1 else None
+    first = lambda i: i % shape.members * shape.envs
+    device = lambda i: jax.devices()[first(i)] if shape.devices > 1 else None
     if population.layout.name != "together":
-        devices = {m.number: device(place) for place, m in enumerate(population.members)}
-        return Places({}, devices, [], shape.envs)
+        devices = {m.number: device(i) for i, m in enumerate(population.members)}
+        return MemberPlacement({}, devices, [], shape.envs)
     groups = split_teams(population)
-    places = Places({}, {}, [])
+    placement = MemberPlacement({}, {}, [])
     widest: dict[int, int] = {}
     for group in groups:
         step = id(group[0].strategy.step)
         widest[step] = max(widest.get(step, 0), len(group))
-    turns = max(1.0, len(population.members) / workers)  # a team trains on once all of its members have called
+    runs_per_worker = max(
+        1.0, len(population.members) / workers
+    )  # a team trains on once all of its members have called
     for number, group in enumerate(groups):
         strategy = group[0].strategy
         # All teams of a strategy have the same width, so they share one program.
         width, reports = widest[id(strategy.step)], with_episodes(strategy)
         team = Team(strategy, len(group), width, device(number), reports, evaluator(strategy), host)
-        places.teams.append(team)
-        places.lanes.update({member.number: Lane(team, place, turns) for place, member in enumerate(group)})
-        places.devices.update(dict.fromkeys((member.number for member in group), team.device))
-    return places
+        placement.teams.append(team)
+        placement.lanes.update(
+            {member.number: TeamLane(team, lane, runs_per_worker) for lane, member in enumerate(group)}
+        )
+        placement.devices.update(dict.fromkeys((member.number for member in group), team.device))
+    return placement
 
 
 def describe(population: Population, mesh: MeshShape, workers: int, programs: int) -> str:

@@ -41,7 +41,7 @@ from jaxrl.training.population.members import (
     require_same,
     require_same_decisions,
 )
-from jaxrl.training.population.rows import Place, PopulationRows, place_of
+from jaxrl.training.population.rows import PopulationRows, Position, position_of
 from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import describe, place_members
 from jaxrl.training.program import compile_all, state_shapes
@@ -52,7 +52,7 @@ from jaxrl.training.stops import HALVED, LIMITS, can_go_on
 from jaxrl.training.storage.logs import RowLog
 from jaxrl.training.storage.members import POPULATION, require_no_member
 from jaxrl.training.storage.population_files import MemberDir, MemberFiles, PopulationFiles
-from jaxrl.training.storage.population_saves import Collector
+from jaxrl.training.storage.population_saves import SaveBatcher
 from jaxrl.training.storage.run import resolve_resume
 from jaxrl.training.storage.run_dir import (
     CHECKPOINTS,
@@ -121,7 +121,7 @@ class PopulationTrainer:
             )
         self.config = config_for(population.members[0].strategy, evaluator, config, settings)
         run_dir, how = resolve_resume(resume, None, self.config.run_dir, allow_changes, start_over)
-        if run_dir is not None and how.run and not start_over:
+        if run_dir is not None and how.enabled and not start_over:
             require_same_start(run_dir, self.config)
         self.config = self.config.changed(run_dir=run_dir)
         check_members(population, self.config)
@@ -133,10 +133,10 @@ class PopulationTrainer:
         self.workers = min(workers or max(at_once, self._mesh.members), len(population.members))
         self._resume, self._start_over, self.raise_on_signal = bool(resume), start_over, raise_on_signal
         self._quiet = self.config.quiet or "console" not in self.config.recorders
-        self._rows = PopulationRows(population, self._quiet, self._place_of)
+        self._rows = PopulationRows(population, self._quiet, self._position_of)
         self._dir: RunDir | None = None
         self._files: PopulationFiles | None = None
-        self._saves: Collector | None = None
+        self._saves: SaveBatcher | None = None
         self._runs = [MemberRun(member) for member in population.members]
         self._failure: StorageError | None = None
         self._gates = self._new_gates(self.config)
@@ -205,10 +205,10 @@ class PopulationTrainer:
             self.interrupt.clear()
         if self._begun and not self._resume:
             self._runs = [run.for_next_call() for run in self._runs]
-            self._rows.go_on()
+            self._rows.expect_all()
         else:
             self._runs = [MemberRun(member) for member in self.population.members]
-            self._rows = PopulationRows(self.population, self._quiet, self._place_of)
+            self._rows = PopulationRows(self.population, self._quiet, self._position_of)
         self._gates = self._new_gates(self.config)
         self._assign_devices()
         self._require_fit()
@@ -308,7 +308,7 @@ class PopulationTrainer:
             self._release(held, idle=True)  # repeat earlier decisions if all members had ended before this call
         finally:
             # First dissolve the teams, so that no thread waits for members that never come; save after all have ended.
-            self._places.dissolve()
+            self._placement.dissolve()
             wait(going)
             self._close()
 
@@ -324,13 +324,13 @@ class PopulationTrainer:
 
     def _join(self, number: int) -> None:
         """Have others wait for a member in calls and saves."""
-        self._places.join(number)
+        self._placement.join(number)
         if self._saves is not None:
             self._saves.join(number)
 
     def _leave(self, number: int) -> None:
         """Have others no longer wait for a member in calls and saves."""
-        self._places.leave(number)
+        self._placement.leave(number)
         if self._saves is not None:
             self._saves.leave(number)
 
@@ -347,7 +347,7 @@ class PopulationTrainer:
 
         def end(number: int) -> object:
             try:
-                with self._places.at(number):
+                with self._placement.default_device(number):
                     return ends[number]()
             finally:
                 self._leave(number)
@@ -364,7 +364,7 @@ class PopulationTrainer:
 
     def _devices_free(self, going: Mapping[Any, MemberRun]) -> Callable[[int], bool]:
         """Return a predicate: whether the devices of a member, by number, are free of all members `going`."""
-        return partial(self._places.free, going=[run.member.number for run in going.values()])
+        return partial(self._placement.free, going=[run.member.number for run in going.values()])
 
     # --- searching ---
 
@@ -422,23 +422,23 @@ class PopulationTrainer:
     def _apply_verdict(self, verdict: Verdict, gate: int, held: dict[int, int]) -> None:
         """End members and copy others as decided; copies are on disk before any member continues."""
         assert self._gates is not None
-        # Members that copy each other have one program, so this is the place of them all.
-        place, behind = self._gates.eval_step(gate, self._runs[0].member.number), self._gates.is_behind(gate)
+        # Members that copy each other have one program, so this is the step of them all.
+        opt_steps, behind = self._gates.eval_step(gate, self._runs[0].member.number), self._gates.is_behind(gate)
         # An earlier process that passed this gate has carried out the verdict, which is only logged again.
         changed = []
         for copy in verdict.copies:
             if not behind:
                 own, parent = self._runs[copy.member], self._runs[copy.parent]
-                changed.append(copy_parent(own, parent, copy, place, self._places.devices[copy.member]))
-            elif self._runs[copy.member].trained_to == place:
+                changed.append(copy_parent(own, parent, copy, opt_steps, self._placement.devices[copy.member]))
+            elif self._runs[copy.member].trained_to == opt_steps:
                 raise StorageError(
-                    f"member {copy.member} took over from member {copy.parent} after {place} optimisation steps, but "
-                    "no checkpoint of that is left; extract the members that you want, and go on with these"
+                    f"member {copy.member} took over from member {copy.parent} after {opt_steps} optimisation steps, "
+                    "but no checkpoint of that is left; extract the members that you want, and go on with these"
                 )
         for trainer in changed:
             if trainer is not None:
                 trainer.require_saved()
-        self._rows.log_decision(place, verdict, not behind)
+        self._rows.log_decision(opt_steps, verdict, not behind)
         ends: dict[int, Callable[[], object]] = {}
         for number in verdict.ended:
             run = self._runs[number]
@@ -462,7 +462,7 @@ class PopulationTrainer:
     def _advance(self, run: MemberRun) -> Report | None:
         """Train a member to its next boundary and return its report; `None` if it has ended."""
         # In a team, a member waiting for others releases `_host` meanwhile.
-        with self._host, self._places.at(run.member.number):
+        with self._host, self._placement.default_device(run.member.number):
             return self._advance_here(run)
 
     def _advance_here(self, run: MemberRun) -> Report | None:
@@ -488,16 +488,17 @@ class PopulationTrainer:
         if run.trainer is None:
             run.trainer = self._trainer_of(run)
         else:
-            run.go_on(self.config.max_opts)
-        if (lane := self._places.lanes.get(run.member.number)) is not None:
+            run.continue_to(self.config.max_opts)
+        if (lane := self._placement.lanes.get(run.member.number)) is not None:
             run.trainer.lane, run.trainer.evaluator = lane, lane if lane.team.evaluates else run.trainer.evaluator
-        place = run.trainer.membership = run.membership
+        membership = run.trainer.membership = run.membership
         if self._files is not None and self._saves is not None:
             store = partial(self._saves.store, member=run.member.number)
-            place.files = MemberFiles(MemberDir(self._files, run.member.number), store)
-        place.announces, place.gates = self._gates is not None, self._gates.steps if self._gates else ()
+            membership.files = MemberFiles(MemberDir(self._files, run.member.number), store)
+        if self._gates is not None:
+            membership.reports_before_training, membership.gates = True, self._gates.steps
         # Safe against kills: resumed from a checkpoint with its replay buffer, the member finds the same policy again.
-        place.saves_best_late = self.config.save_interval != 0 and self.config.save_replay
+        membership.defers_best = self.config.save_interval != 0 and self.config.save_replay
         run.reports = run.reports or run.trainer.reports()
 
     def _trainer_of(self, run: MemberRun) -> Trainer:
@@ -525,7 +526,7 @@ class PopulationTrainer:
             # Load it without training any further.
             made["interrupt"] = Interrupt()
             made["interrupt"].stop(before["status"])
-        strategy = self._places.on(number, run.member.strategy)
+        strategy = self._placement.on(number, run.member.strategy)
         if again and self._saves is not None and isinstance(self.population.search, PBT):
             checkpoints = self._saves.store(CHECKPOINTS, number)
             strategy = with_values(strategy, copied_settings(checkpoints, run.member))
@@ -544,46 +545,48 @@ class PopulationTrainer:
         """Assign devices to members, and team-mates to their teams."""
         self._host = Semaphore(self.workers)
         evaluator = lambda strategy: self._evaluators[id(strategy.step)]
-        self._places = place_members(
+        self._placement = place_members(
             self.population, self._mesh, self._with_episodes, evaluator, self._host, self.workers
         )
 
     def _require_fit(self) -> None:
         """Raise `SettingsError` unless the states of all members fit into memory at once."""
         members = {id(member.strategy.step): member for member in self.population.members}
-        plan_of = lambda own: plan_of_strategy(self._places.on(own.number, own.strategy), state_shapes(own.strategy)[0])
+        plan_of = lambda own: plan_of_strategy(
+            self._placement.on(own.number, own.strategy), state_shapes(own.strategy)[0]
+        )
         plans = {step: plan_of(own) for step, own in members.items()}
         on_devices: dict[Any, list[Plan]] = {}
         for member in self.population.members:
-            on_devices.setdefault(self._places.devices[member.number], []).append(plans[id(member.strategy.step)])
+            on_devices.setdefault(self._placement.devices[member.number], []).append(plans[id(member.strategy.step)])
         require_members_fit(list(on_devices.values()))
 
-    def _place_of(self, number: int, row: Row) -> Place:
+    def _position_of(self, number: int, row: Row) -> Position:
         """Return where the row of a member is in its run."""
-        return place_of(self._schedules[number], self.config.max_opts, row)
+        return position_of(self._schedules[number], self.config.max_opts, row)
 
     def _threads(self) -> int:
         """Return the number of threads: `workers`, or in teams, which wait for every member, one for each member."""
-        return len(self._runs) if self._places.teams else self.workers
+        return len(self._runs) if self._placement.teams else self.workers
 
     def _with_episodes(self, strategy: Strategy) -> bool:
         return reports_episodes(strategy, self.config, self._make["hooks"] or Hooks())
 
     def _compile(self) -> None:
         """Compile the shared programs before members start, for every device and strategy in turn."""
-        shared = {(self._places.devices[m.number], id(m.strategy.step)): m for m in self.population.members}
+        shared = {(self._placement.devices[m.number], id(m.strategy.step)): m for m in self.population.members}
         for member in shared.values():
             strategy = member.strategy
             if not strategy.env_steps_per_step:
                 continue  # programs that embed a data set are not cached
-            runs = not self._places.teams
+            runs = not self._placement.teams
             params = strategy.policy.params if strategy.policy is not None else lambda state: state
             key = make_key(self.config.seed)
-            with self._places.at(member.number):
+            with self._placement.default_device(member.number):
                 evaluator = self._evaluators[id(strategy.step)] if runs else None
-                strategy = self._places.on(member.number, strategy)
+                strategy = self._placement.on(member.number, strategy)
                 compile_all(strategy, key, evaluator, params, False, self._with_episodes(strategy), runs)
-        for team in self._places.teams:
+        for team in self._placement.teams:
             with jax.default_device(team.device):
                 team.compile()
 
@@ -636,7 +639,7 @@ class PopulationTrainer:
           SettingsError: they cannot be read, or are gone while the checkpoints are there.
         """
         numbers = [run.member.number for run in self._runs]
-        saves = self._saves = Collector(directory, self.config.keep, numbers, first=self._write_members)
+        saves = self._saves = SaveBatcher(directory, self.config.keep, numbers, first=self._write_members)
         self._files = PopulationFiles(directory, saves.checkpoints.newest_steps if self._resume else None)
         if self._resume and saves.checkpoints.steps() and not (directory / MEMBERS_FILE).exists():
             raise SettingsError(

@@ -185,7 +185,7 @@ class Session:
             )
         self._require_going_on("act")
         # Assigned only after the actions are computed: an error leaves the session unchanged.
-        self._now, actions = self._stepper.acting(self._now, given)
+        self._now, actions = self._stepper.act(self._now, given)
         return inputs.format_action(self._outside, actions, given.single)
 
     def observe(self, reward: Any, next_obs: PyTree, terminated: Any, truncated: Any) -> Learnt | None:
@@ -217,7 +217,7 @@ class Session:
             return None
         # The step donates arrays of the current state: no signal may raise before the new state replaces it.
         with DeferredSignals():
-            after, learnt = self._stepper.after(now, result, reset)
+            after, learnt = self._stepper.step(now, result, reset)
             episodes = list[Episode]()
             if np.count_nonzero(after.host.ended):
                 t = count_iterations(self._stepwise.schedule, after.steps)
@@ -231,7 +231,7 @@ class Session:
                 self._record()
         if not (episodes or self._at_end):
             # Choose ahead: the device works while the user's loop gets back to `act`.
-            self._now = self._stepper.chosen(self._now)
+            self._now = self._stepper.with_actions(self._now)
         if learnt is not None and self._is_time_to_save():
             self.save()
         # Hooks come last: whatever they raise, the step is complete.
@@ -387,7 +387,7 @@ class Session:
         self._storage.collect_saves()
         self._look_at = 0
         now = self._now
-        loaded = self._load_newest(self._stepper.first(now.statistics.fresh()))
+        loaded = self._load_newest(self._stepper.initial_state(now.statistics.fresh()))
         self._now = with_best(loaded, now.best)._replace(resets=now.resets)
         self._since = (self.env_steps, self._now.ledger.wall)
         self._log.rewind(self.opt_steps)
@@ -536,17 +536,17 @@ class Session:
         self._log = Logbook(self._schedule, where, (*config.recorders, *self._given_recorders), quiet=False)
         self._look_at = 0  # optimisation step of the next health check
         try:
-            self._now = self._stepper.first(statistics)
+            self._now = self._stepper.initial_state(statistics)
             if self._storage.resumes:
                 self._now = self._load_newest(self._now)
             self._greedy = GreedyPolicy(self._stepper.policy, self._stepper.params(self._now))
-            if resume.run:
+            if resume.enabled:
                 best = self._storage.load_best(jax.eval_shape(lambda: self._stepper.params(self._now)))
                 self._now = with_best(self._now, best)
             self._since = (self.env_steps, self._now.ledger.wall)
             notes = notes_of(config, self._stepwise, self._now.state)
             # What its environments do after a checkpoint is never the same again.
-            self._log.open(self._storage, resume.run, False, (*notes, *self._rounding))
+            self._log.open(self._storage, resume.enabled, False, (*notes, *self._rounding))
             self._saved_s, self._held_s = time.perf_counter(), 0.0
         except BaseException:
             try:
@@ -559,7 +559,7 @@ class Session:
         """Raise `SettingsError` unless the newest of `checkpoints`, `step`, can be resumed."""
         checkpoints.check_newest(self._stepper.shapes())
         # Under other settings the same steps would mean other counts.
-        with reading_facts(f"{step} of {self.config.run_dir}", "no session's"):
+        with reading_facts(f"{step} of {self.config.run_dir}", "a session"):
             opt_steps = self._schedule.opt_steps(count_iterations(self._stepwise.schedule, facts["steps"]))
             counted = {"opt_steps": opt_steps, "env_steps": facts["steps"] * self.config.num_envs}
         require_counters(f"{step} of {self.config.run_dir}", step, facts, counted)
@@ -568,9 +568,9 @@ class Session:
         """Load the newest valid checkpoint, in the structure of `first`."""
         storage, like = self._storage, tree_of(first)
         step, tree, facts = storage.load(like)
-        with reading_facts(f"{step} of {storage.path}", "no session's"):
+        with reading_facts(f"{step} of {storage.path}", "a session"):
             now = restore_session(tree, facts, self._log.restore_ledger(facts, first.ledger), first.statistics)
-        now = with_changes(now, self._stepwise, self._schedule, storage.decisive)
+        now = with_changes(now, self._stepwise, self._schedule, storage.training_changes)
         storage.commit_resume()
         return now
 
@@ -620,11 +620,11 @@ class Session:
         fresh, found = now.statistics.fresh(), storage.rollback(shapes_of(now))
         ledger = now.ledger.roll_back(found[1]["ledger"] if found else None)
         if found is None:
-            back = self._stepper.first(fresh)._replace(ledger=ledger)
+            back = self._stepper.initial_state(fresh)._replace(ledger=ledger)
         else:
-            with reading_facts(f"of {storage.path}", "no session's"):
+            with reading_facts(f"of {storage.path}", "a session"):
                 back = restore_session(*found, ledger, fresh)
-            back = with_changes(back, self._stepwise, self._schedule, storage.decisive)
+            back = with_changes(back, self._stepwise, self._schedule, storage.training_changes)
         back = reseed_after_rollback(back)._replace(best=now.best, resets=now.resets)
         with DeferredSignals():
             self._now, self._look_at = back, 0

@@ -216,8 +216,8 @@ def restore_session(tree: PyTree, facts: Mapping[str, Any], ledger: Ledger, stat
     steps, invalid = facts["steps"], facts["invalid"]
     if type(steps) is not int or type(invalid) is not int:
         raise ValueError("steps and invalid are counts")
-    interval = Interval.of(statistics).take_up(facts["interval"])
-    statistics = statistics.take_up(facts["statistics"])
+    interval = Interval.of(statistics).restore(facts["interval"])
+    statistics = statistics.restore(facts["statistics"])
     # Convert back to NumPy: the loader returns device arrays.
     host = jax.tree.map(np.array, host)
     return SessionState(state, sums, past, host, ledger, steps, invalid, statistics, interval, resumed=True)

@@ -139,7 +139,7 @@ class Statistics:
             for name, series in self.series.items()
         }
 
-    def take_up(self, facts: Mapping[str, Sequence[Any]]) -> "Statistics":
+    def restore(self, facts: Mapping[str, Sequence[Any]]) -> "Statistics":
         """Return these statistics with the state from `facts()`; raise `ValueError` if it is malformed."""
 
         def series(values: Sequence[Any]) -> Series:
@@ -259,14 +259,14 @@ class Interval(NamedTuple):
         """Return the interval as a dict, for JSON."""
         return {**self._asdict(), "statistics": self.statistics.facts()}
 
-    def take_up(self, facts: Mapping[str, Any]) -> "Interval":
+    def restore(self, facts: Mapping[str, Any]) -> "Interval":
         """Return the interval from `facts()`; raise `ValueError` if they are malformed."""
         like = Interval()._asdict()
         if not isinstance(facts, Mapping) or facts.keys() != like.keys():
             raise ValueError(f"expected an interval of {', '.join(like)}")
         if any(type(facts[name]) not in (type(x), int) for name, x in like.items() if name != "statistics"):
             raise ValueError("an interval is made of numbers")
-        return Interval(**{**facts, "statistics": self.statistics.take_up(facts["statistics"])})
+        return Interval(**{**facts, "statistics": self.statistics.restore(facts["statistics"])})
 
 
 def add_episodes(

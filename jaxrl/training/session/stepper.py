@@ -33,7 +33,7 @@ class Stepper:
         self._init = jax.jit(partial(programs.init, stepwise))
         self._begin = jax.jit(partial(programs.begin, stepwise))
         self._restart_processor = jax.jit(partial(programs.restart_processor, stepwise))
-        self.act = {phase: jax.jit(partial(programs.act, stepwise, phase)) for phase in self._keys}
+        self._choose = {phase: jax.jit(partial(programs.act, stepwise, phase)) for phase in self._keys}
         self.process_step = [
             jax.jit(partial(programs.process_step, stepwise, push), donate_argnums=0) for push in (False, True)
         ]
@@ -51,7 +51,7 @@ class Stepper:
         self.metrics = dict(sorted(metrics.items()))
         """Shapes of the metrics of an optimisation step, by name."""
 
-    def first(self, statistics: Statistics) -> SessionState:
+    def initial_state(self, statistics: Statistics) -> SessionState:
         """Return the initial state of a session."""
         state = self._init(self._key)
         first = self._with(state, jax.tree.map(np.array, state.last.result.next_obs))
@@ -69,7 +69,7 @@ class Stepper:
         sums, past = zero_sums(len(self.metrics)), zero_sums(len(self.metrics))
         return SessionState(state, sums, past, host, Ledger())
 
-    def receive(self, now: SessionState, given: Observations) -> SessionState:
+    def with_observations(self, now: SessionState, given: Observations) -> SessionState:
         """Return the state after receiving the observations to act on."""
         state, host = now.state, now.host
         # Where a reset is due, nothing is chosen at the observation, the last one of an episode.
@@ -102,7 +102,7 @@ class Stepper:
             state = state._replace(items=state.items._replace(is_last=is_last))
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
 
-    def acting(self, now: SessionState, given: Observations) -> tuple[SessionState, PyTree]:
+    def act(self, now: SessionState, given: Observations) -> tuple[SessionState, PyTree]:
         """Return the state after acting on these observations, and the actions `[N, ...]`."""
         if now.resets is not None:
             due = unless_reset(now.resets.due, now.resets.seen, given.obs)
@@ -113,7 +113,7 @@ class Stepper:
             return now._replace(evaluation=evaluation, acted=True), evaluation.chosen[1]
         if now.unfinished is not None:
             now = now._replace(unfinished=unless_reset(now.unfinished, now.host.seen, given.obs))
-        now = self.chosen(self.receive(now, given))
+        now = self.with_actions(self.with_observations(now, given))
         assert now.chosen is not None
         return now._replace(acted=True), now.chosen[0]
 
@@ -137,7 +137,7 @@ class Stepper:
         host = start_episodes(now.host, np.ones_like(ended))
         return now._replace(host=host, acted=False, chosen=None, evaluation=evaluation)
 
-    def chosen(self, now: SessionState) -> SessionState:
+    def with_actions(self, now: SessionState) -> SessionState:
         """Return `now` with actions for its observations, unless they are already chosen.
 
         The same program chooses them ahead or on demand: another might round differently, and a resumed run diverge.
@@ -148,9 +148,9 @@ class Stepper:
         # After a rollback, the training stream is not that of the seed.
         key = now.state.key if phase == "train" else self._keys[phase]
         place = np.array([t, step, t * self.stepwise.schedule.updates if phase == "train" else 0], np.uint32)
-        return now._replace(chosen=self.act[phase](now.state.agent, now.state.window.shown, key, place))
+        return now._replace(chosen=self._choose[phase](now.state.agent, now.state.window.shown, key, place))
 
-    def after(self, now: SessionState, result: StepResult, reset: np.ndarray) -> tuple[SessionState, Learnt | None]:
+    def step(self, now: SessionState, result: StepResult, reset: np.ndarray) -> tuple[SessionState, Learnt | None]:
         """Return the state after a step, and the metrics if it made an iteration complete. Donates arrays of `now`.
 
         Where `reset` `[N]`, there was no step, hence no invalid one.

@@ -294,7 +294,7 @@ class Store:
         """Warn that a damaged step is skipped; raise `OtherVersionError` if another version of jaxrl can read it."""
         if isinstance(error, VersionError):  # falling back to an older step would lose the training since
             raise OtherVersionError(f"checkpoint {path} {error.verdict}: {error}") from error
-        warnings.warn(f"checkpoint {path} is passed over: {error}", stacklevel=4)
+        warnings.warn(f"checkpoint {path} is skipped: {error}", stacklevel=4)
 
     def load(self, step: int, like: PyTree) -> tuple[PyTree, Facts]:
         """Load `step` into the structure of `like` (arrays or shapes); return it with its facts.
@@ -379,7 +379,7 @@ class Store:
         except (OSError, ValueError, RecursionError, MemoryError) as error:
             raise CheckpointError(f"its manifest cannot be read: {reason(error)}") from error
         if not isinstance(manifest, dict) or not manifest.keys() >= {"format", "step", "facts", "leaves", "sha256"}:
-            raise CheckpointError("its manifest cannot be read: it is none of jaxrl's")
+            raise CheckpointError("its manifest cannot be read: it was not written by jaxrl")
         version = manifest["format"]
         if type(version) is not int:
             raise CheckpointError(f"it is of format {str(version)[:20]}; this version of jaxrl reads format {FORMAT}")
@@ -429,7 +429,7 @@ def surplus(steps: Mapping[int, Standing], keep: int, newest: int) -> set[int]:
     """Return the `steps` to remove once `newest` is known to be valid: all but the `keep` latest regular ones up to it.
 
     A step beyond `newest` is damaged, or was undone by a rollback: counted, it would evict a valid one. Irregular steps
-    before `newest` are removed first. If none of those that stay is healthy, so does the one to roll back to.
+    before `newest` are removed first. If no kept step is healthy, the newest healthy one is kept too, for a rollback.
     """
     there = [step for step in steps if step <= newest]
     # The last `keep` stay, of irregular steps (see `Standing`) by age, then regular ones by age, then `newest`.
@@ -481,7 +481,7 @@ def _check_types(manifest: Mapping[str, Any]) -> None:
     good = isinstance(manifest["facts"], dict) and isinstance(entries, list)
     kinds = {"path": str, "shape": list, "dtype": str, "crc32": int}
     if not good or not all(isinstance(e, dict) and {k: type(v) for k, v in e.items()} == kinds for e in entries):
-        raise CheckpointError("its manifest is none of jaxrl's")
+        raise CheckpointError("its manifest was not written by jaxrl")
     if len({e["path"] for e in entries}) != len(entries):
         raise CheckpointError("its manifest lists a leaf more than once")
     for entry in entries:

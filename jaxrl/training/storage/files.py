@@ -43,37 +43,37 @@ def new_directory(path: Path) -> Iterator[Path]:
     Raises:
       OSError: the directory cannot be written; an existing one stays.
     """
-    made, aside = path.with_name(f".{path.name}.{os.getpid()}.tmp"), path.with_name(f".{path.name}.old")
+    made, backup = path.with_name(f".{path.name}.{os.getpid()}.tmp"), path.with_name(f".{path.name}.old")
     path.parent.mkdir(parents=True, exist_ok=True)
     # Recover from an attempt that was killed in the steps below.
-    _recover(path, aside)
+    _recover(path, backup)
     made.mkdir()
     try:
         yield made
         # If killed between these two renames, the next `_recover` restores the old directory.
         if path.exists():
-            path.rename(aside)
+            path.rename(backup)
         made.rename(path)
         sync_dir(path.parent)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         with contextlib.suppress(OSError):
-            _recover(path, aside)
+            _recover(path, backup)
         raise
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(backup, ignore_errors=True)
 
 
-def _recover(path: Path, aside: Path) -> None:
+def _recover(path: Path, backup: Path) -> None:
     """Restore a directory left under its temporary name, and remove partial ones of processes that are gone."""
-    if aside.is_dir() and not os.path.lexists(path):
-        aside.rename(path)
+    if backup.is_dir() and not os.path.lexists(path):
+        backup.rename(path)
     prefix, suffix = f".{path.name}.", ".tmp"
     for rest in path.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
         process = rest.name.removeprefix(prefix).removesuffix(suffix)
         # Any other name belongs to the user, or to a directory whose name has this one's as a prefix.
         if process.isascii() and process.isdecimal() and not _is_alive(int(process)):
             _remove(rest)
-    _remove(aside)
+    _remove(backup)
 
 
 def _remove(path: Path) -> None:

@@ -123,16 +123,16 @@ def nest(arrays: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, array in arrays.items():
         *way, last = path.split("/")
-        place = tree
+        node = tree
         for name in way:
-            place = place.setdefault(name, {})
-            if not isinstance(place, dict):
+            node = node.setdefault(name, {})
+            if not isinstance(node, dict):
                 raise ValueError(f"{path[:200]} conflicts with the array at a part of it")
-        if last in place:
+        if last in node:
             raise ValueError(f"{path[:200]} conflicts with the arrays below it")
         if len(way) > MAX_DEPTH:
             raise ValueError(f"{path[:200]} is nested too deeply; at most {MAX_DEPTH} levels can be saved")
-        place[last] = array
+        node[last] = array
     return tree
 
 

@@ -32,8 +32,10 @@ class Membership:
     def __init__(self, number: int | None = None) -> None:
         """Create the membership of the member `number`."""
         self.number = number
-        self.announces = self.saves_best_late = False
-        """Whether to report before any training, and whether to defer a best policy to the next checkpoint."""
+        self.reports_before_training = False
+        """Whether to report before any training, so that a search may hold the member there."""
+        self.defers_best = False
+        """Whether a best policy is written with the next checkpoint, and not at once."""
         self.gates: Sequence[int] = ()
         """Optimisation steps at which a search decides, in ascending order."""
         self.files: MemberFiles | None = None

@@ -12,7 +12,7 @@ from jaxrl.training.storage.checkpoints import CheckpointError, Store, is_step
 from jaxrl.training.storage.files import new_directory, write_atomically
 from jaxrl.training.storage.logs import copy_logs
 from jaxrl.training.storage.members import require_no_member, resolve
-from jaxrl.training.storage.population_saves import MemberStore, Saves
+from jaxrl.training.storage.population_saves import MemberStore, PopulationStore
 from jaxrl.training.storage.run_dir import (
     BEST,
     CHECKPOINTS,
@@ -47,7 +47,7 @@ def step_of(run: Path, step: int | str, store: Store) -> int:
     return int(step)
 
 
-def open_store(run: Path, name: str, opened: "dict[Path, Saves] | None" = None) -> Store:
+def open_store(run: Path, name: str, opened: "dict[Path, PopulationStore] | None" = None) -> Store:
     """Open for reading what a run stores under `name`: its own store, or a member's part of its population's.
 
     `opened` caches the population's stores, so that each is read once for all members.
@@ -55,7 +55,7 @@ def open_store(run: Path, name: str, opened: "dict[Path, Saves] | None" = None) 
     if (population := population_dir(run)) is None:
         return Store(run / name, 1)
     opened = {} if opened is None else opened
-    saves = opened.setdefault(population / name, Saves(population / name, 1))
+    saves = opened.setdefault(population / name, PopulationStore(population / name, 1))
     return MemberStore(saves, number_of(run))
 
 

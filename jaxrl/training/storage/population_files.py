@@ -175,9 +175,9 @@ class MemberDir:
 class PopulationLog:
     """A log that all members of a population share.
 
-    A row goes to `_pending`, and to the file at once unless the disk is full. Of each member either all rows on disk
-    are in memory (`_held`, from its rewind until it appends the next), or their size and checksum (`_sums`). A log to
-    be continued waits for the first rewind or row of a member (`_saved`), with the population's own rows in `_early`.
+    A row goes to `_pending`, and to the file at once unless the disk is full. For each member there are either its
+    rows (`_held`: after a rewind, until its next append) or only their size and checksum (`_sums`). A log to be
+    continued waits for the first rewind or row of a member (`_saved`), with the population's own rows in `_early`.
     """
 
     def __init__(self, path: Path, saved: Mapping[int, int] | None) -> None:

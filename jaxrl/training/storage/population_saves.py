@@ -8,7 +8,7 @@ all members with equal shapes and dtypes, along the first axis in the order of t
 in `tree["1"]`, and so on.
 
 To a member its rows look like its own `Store` (`MemberStore`). Submitted rows are written once all running members have
-submitted theirs (`Collector`); a member that needs its row on disk sooner flushes the batch.
+submitted theirs (`SaveBatcher`); a member that needs its row on disk sooner flushes the batch.
 """
 
 import contextlib
@@ -53,8 +53,8 @@ def has_valid_save(population: Path) -> bool:
     return not store.steps() or any(map(is_whole, store.steps()))
 
 
-class Row(NamedTuple):
-    """A checkpoint submitted by a member."""
+class MemberCheckpoint(NamedTuple):
+    """A checkpoint submitted by a member, to become a row of a save."""
 
     order: int
     """Sequence number among all rows submitted. A row replaces earlier ones of its member at the same or later steps,
@@ -77,25 +77,25 @@ class RowLocation(NamedTuple):
     facts: Facts
 
 
-class Save(NamedTuple):
+class SaveManifest(NamedTuple):
     """The manifest of a save, parsed."""
 
     rows: Sequence[tuple[int, int, RowLocation]]
-    """`(member, step, place)` of each row."""
+    """`(member, step, location)` of each row."""
     entries: Mapping[str, Sequence[Entry]]
     """Manifest entries of a row's arrays, by stack."""
     keep: int
     """Rows retained for each member."""
 
 
-class Saves(Store):
+class PopulationStore(Store):
     """The saves of a population in one directory."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         """Prepare to read or write `directory`; the newest `keep` rows of each member are retained."""
         super().__init__(directory, keep)
         self._lock = threading.RLock()
-        self._found: dict[int, Save | CheckpointError] = {}
+        self._found: dict[int, SaveManifest | CheckpointError] = {}
         self._known: dict[int, dict[int, RowLocation]] = {}
         """Rows by member and step, derived from `_found`."""
         self.row_s = 0.0
@@ -111,13 +111,13 @@ class Saves(Store):
         """Return the step of each member's newest row that is undamaged, or else of its newest; -1 if it has none."""
         damaged: set[int] = set()
 
-        def is_whole(place: RowLocation) -> bool:
-            if place.save not in damaged:
+        def is_whole(location: RowLocation) -> bool:
+            if location.save not in damaged:
                 try:
-                    self.entries(place)
+                    self.entries(location)
                 except CheckpointError:
-                    damaged.add(place.save)
-            return place.save not in damaged
+                    damaged.add(location.save)
+            return location.save not in damaged
 
         found = {}
         for member in members:
@@ -133,13 +133,13 @@ class Saves(Store):
             return self._known
 
     def _visible(self) -> dict[int, dict[int, RowLocation]]:
-        found = [save for _, save in sorted(self._found.items()) if isinstance(save, Save)]
+        found = [save for _, save in sorted(self._found.items()) if isinstance(save, SaveManifest)]
         rows: dict[int, dict[int, RowLocation]] = {}
         every = (row for save in found for row in save.rows)
         # In order of submission: a row replaces those of its member at the same or later steps.
-        for member, step, place in sorted(every, key=lambda row: (row[2].order, row[2].save)):
+        for member, step, location in sorted(every, key=lambda row: (row[2].order, row[2].save)):
             before = rows.get(member, {})
-            rows[member] = {**{s: p for s, p in before.items() if s < step}, step: place}
+            rows[member] = {**{s: p for s, p in before.items() if s < step}, step: location}
         return {member: _rows_to_keep(steps, found[-1].keep) for member, steps in rows.items()}
 
     def newest_order(self) -> int:
@@ -166,29 +166,29 @@ class Saves(Store):
         if before != {*self._found}:
             self._known = self._visible()
 
-    def entries(self, place: RowLocation) -> Sequence[Entry]:
+    def entries(self, location: RowLocation) -> Sequence[Entry]:
         """Return the manifest entries of a row's arrays; raise `CheckpointError` if a file of its save has changed."""
         with self._lock:
-            self._require_whole(place.save)
-            found = self._found.get(place.save)
-            if not isinstance(found, Save):
+            self._require_whole(location.save)
+            found = self._found.get(location.save)
+            if not isinstance(found, SaveManifest):
                 raise CheckpointError("it has been removed")
-            return found.entries[place.stack]
+            return found.entries[location.stack]
 
-    def leaves(self, place: RowLocation) -> Leaves:
+    def leaves(self, location: RowLocation) -> Leaves:
         """Return the arrays of a row; raise `CheckpointError` if its save is damaged."""
         with self._lock:
-            if self._arrays is None or self._arrays[0] != place.save:
+            if self._arrays is None or self._arrays[0] != location.save:
                 self._arrays = None
-                self._arrays = place.save, self.read(place.save)[0]
-            prefix = f"{place.stack}/"
+                self._arrays = location.save, self.read(location.save)[0]
+            prefix = f"{location.stack}/"
             stacks = {name: stack for name, stack in self._arrays[1].items() if name.startswith(prefix)}
-        return {name.removeprefix(prefix): np.array(stack[place.row]) for name, stack in stacks.items()}
+        return {name.removeprefix(prefix): np.array(stack[location.row]) for name, stack in stacks.items()}
 
-    def write_rows(self, rows: Sequence[Row]) -> None:
+    def write_rows(self, rows: Sequence[MemberCheckpoint]) -> None:
         """Write `rows` as one save; raise `StorageError` on failure."""
         begun = time.monotonic()
-        stacks: dict[tuple[Any, ...], list[Row]] = {}
+        stacks: dict[tuple[Any, ...], list[MemberCheckpoint]] = {}
         # Only rows with equal paths, shapes and dtypes can be stacked.
         for row in sorted((*self._rows_to_rewrite(), *rows), key=lambda row: (row.member, row.order)):
             form = tuple((name, leaf.shape, leaf.dtype) for name, leaf in row.leaves.items())
@@ -202,15 +202,15 @@ class Saves(Store):
         self.write(max(self.steps(), default=0) + 1, leaves, {"keep": self.keep, "rows": described})
         self.row_s = (time.monotonic() - begun) / len(described)
 
-    def _rows_to_rewrite(self) -> list[Row]:
+    def _rows_to_rewrite(self) -> list[MemberCheckpoint]:
         """Return rows to rewrite from old saves, too many of which would otherwise be retained for few members each."""
         rows = self._rows()
         old = sorted(_saves_of(rows))[: -(self.keep + MAX_SAVES)]
-        every = [(member, step, place) for member, steps in rows.items() for step, place in steps.items()]
+        every = [(member, step, location) for member, steps in rows.items() for step, location in steps.items()]
         found = []
-        for member, step, place in [row for row in every if row[2].save in old]:
+        for member, step, location in [row for row in every if row[2].save in old]:
             with contextlib.suppress(CheckpointError):  # a damaged row is left in its save
-                found.append(Row(place.order, member, step, place.facts, self.leaves(place)))
+                found.append(MemberCheckpoint(location.order, member, step, location.facts, self.leaves(location)))
         return found
 
     def _prune(self, newest: int) -> None:
@@ -222,20 +222,20 @@ class Saves(Store):
 
 def _rows_to_keep(steps: Mapping[int, RowLocation], keep: int) -> dict[int, RowLocation]:
     """Return the retained rows of a member, given all its rows by step."""
-    gone = surplus({step: standing(place.facts) for step, place in steps.items()}, keep, max(steps))
-    return {step: place for step, place in steps.items() if step not in gone}
+    gone = surplus({step: standing(location.facts) for step, location in steps.items()}, keep, max(steps))
+    return {step: location for step, location in steps.items() if step not in gone}
 
 
 def _saves_of(rows: Mapping[int, Mapping[int, RowLocation]]) -> set[int]:
     """Return the saves that hold `rows`."""
-    return {place.save for steps in rows.values() for place in steps.values()}
+    return {location.save for steps in rows.values() for location in steps.values()}
 
 
-def _contents(save: int, manifest: Mapping[str, Any]) -> Save:
+def _contents(save: int, manifest: Mapping[str, Any]) -> SaveManifest:
     """Parse and validate the manifest of a save, which may come from anyone.
 
     Raises:
-      CheckpointError: it was not written by `Saves.write_rows`.
+      CheckpointError: it was not written by `PopulationStore.write_rows`.
     """
     entries: dict[str, list[Entry]] = {}
     lengths: dict[str, set[int]] = {}
@@ -252,23 +252,23 @@ def _contents(save: int, manifest: Mapping[str, Any]) -> Save:
             stack, numbers = row["stack"], (row["member"], row["step"], row["order"])
             if not all(type(n) is int and n >= 0 for n in numbers) or not isinstance(row["facts"], dict):
                 raise ValueError
-            place = RowLocation(row["order"], save, stack, counts[stack], row["facts"])
-            rows.append((row["member"], row["step"], place))
+            location = RowLocation(row["order"], save, stack, counts[stack], row["facts"])
+            rows.append((row["member"], row["step"], location))
             counts[stack] += 1
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError("it does not say which members it is of") from error
     if any(found != {counts[stack]} for stack, found in lengths.items()):
         raise CheckpointError("it has other members than it says")
-    return Save(rows, entries, keep)
+    return SaveManifest(rows, entries, keep)
 
 
 class MemberStore(Store):
     """The rows of one member, with the interface of its own `Store`."""
 
-    def __init__(self, saves: Saves, member: int, collector: "Collector | None" = None) -> None:
-        """Read the rows of `member` in `saves`; write through `collector`, without which it is read-only."""
+    def __init__(self, saves: PopulationStore, member: int, batcher: "SaveBatcher | None" = None) -> None:
+        """Read the rows of `member` in `saves`; write through `batcher`, without which it is read-only."""
         super().__init__(saves.directory, saves.keep)
-        self._saves, self._member, self._collector = saves, member, collector
+        self._saves, self._member, self._batcher = saves, member, batcher
 
     def save(self, step: int, tree: PyTree, facts: Mapping[str, Any], after: Store | None = None) -> None:
         """Submit `tree` and `facts`, see `Store.save`; `after` is unused: best policies always precede checkpoints."""
@@ -277,14 +277,14 @@ class MemberStore(Store):
             self._submit(step, host_leaves(tree), dict(facts))
 
     def _submit(self, step: int, leaves: Leaves, facts: Facts) -> None:
-        assert self._collector is not None
+        assert self._batcher is not None
         self._bad.discard(step)
-        self._job = self._collector.submit(self._saves, self._member, step, leaves, facts)
+        self._job = self._batcher.submit(self._saves, self._member, step, leaves, facts)
 
     def wait(self, block: bool = True) -> int | None:
         """Wait as `Store.wait` does; with `block`, have the pending row written instead of waiting for all members."""
-        if self._job is not None and self._collector is not None:
-            self._collector.flush(self._member, self._job) if block else self._collector.flush_if_due()
+        if self._job is not None and self._batcher is not None:
+            self._batcher.flush(self._member, self._job) if block else self._batcher.flush_if_due()
         step = super().wait(block)
         self.newest = self.newest if step is None else step
         return step
@@ -311,15 +311,15 @@ class MemberStore(Store):
 
     def manifest(self, step: int) -> dict[str, Any]:
         """Return the manifest of a row; raises what `Store.manifest` does."""
-        place = self._place(step)
-        return {"step": step, "facts": place.facts, "leaves": list(self._saves.entries(place))}
+        location = self._location(step)
+        return {"step": step, "facts": location.facts, "leaves": list(self._saves.entries(location))}
 
     def read(self, step: int, like: PyTree | None = None) -> tuple[Leaves, Facts]:
         """Read a row, see `Store.read`."""
         facts: Facts = self._fitting_manifest(step, like)["facts"]
-        return self._saves.leaves(self._place(step)), facts
+        return self._saves.leaves(self._location(step)), facts
 
-    def _place(self, step: int) -> RowLocation:
+    def _location(self, step: int) -> RowLocation:
         try:
             return self._saves.rows(self._member)[step]
         except KeyError:
@@ -327,7 +327,7 @@ class MemberStore(Store):
 
     def _newest(self, read: Callable[[int], Any], good: Good | None = None) -> Any:
         rows = self._saves.rows(self._member)
-        newest = max((place.save for place in rows.values()), default=0)
+        newest = max((location.save for location in rows.values()), default=0)
         for save, error in sorted(self._saves.unreadable().items(), reverse=True):
             if save > newest:
                 self._warn_skipped(self.directory / str(save), error)
@@ -338,7 +338,7 @@ class MemberStore(Store):
         return self.directory / (str(rows[step].save) if step in rows else f"{step} of member {self._member}")
 
 
-class Collector:
+class SaveBatcher:
     """Batches the rows that members of a population submit, and writes each batch as one save."""
 
     def __init__(
@@ -349,10 +349,14 @@ class Collector:
         `first` is called before each save, to write what must be on disk before it; if that fails, so does the save.
         """
         self._first = first
-        self.checkpoints, self.best = Saves(population / CHECKPOINTS, keep), Saves(population / BEST, 1)
+        self.checkpoints = PopulationStore(population / CHECKPOINTS, keep)
+        self.best = PopulationStore(population / BEST, 1)
         self._condition = threading.Condition(threading.RLock())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._waiting: dict[Saves, list[tuple[Row, Future[int]]]] = {self.best: [], self.checkpoints: []}
+        self._waiting: dict[PopulationStore, list[tuple[MemberCheckpoint, Future[int]]]] = {
+            self.best: [],
+            self.checkpoints: [],
+        }
         """Pending rows in writing order: best policies first, as a member resumed from a checkpoint does not come
         across them again."""
         self._oldest, self._bytes, self._order = 0.0, 0, 0
@@ -364,14 +368,14 @@ class Collector:
         """Return the store of a member under `name`."""
         return MemberStore(self.checkpoints if name == CHECKPOINTS else self.best, member, self)
 
-    def submit(self, saves: Saves, member: int, step: int, leaves: Leaves, facts: Facts) -> "Future[int]":
+    def submit(self, saves: PopulationStore, member: int, step: int, leaves: Leaves, facts: Facts) -> "Future[int]":
         """Enqueue a row of a member; the future completes once the row is on disk."""
         job: Future[int] = Future()
         with self._condition:
             self._order = 1 + (self._order or max(self.checkpoints.newest_order(), self.best.newest_order()))
             if not any(self._waiting.values()):
                 self._oldest, self._bytes = time.monotonic(), 0
-            self._waiting[saves].append((Row(self._order, member, step, facts, leaves), job))
+            self._waiting[saves].append((MemberCheckpoint(self._order, member, step, facts, leaves), job))
             self._bytes += sum(leaf.nbytes for leaf in leaves.values())
             complete = bool(self._expected) and self._expected <= self._members_pending()
             if (complete and not self._ending) or self._bytes > MAX_BYTES:
@@ -446,7 +450,7 @@ class Collector:
         self._write()
         self._thread.shutdown()
 
-    def _put(self, saves: Saves, jobs: Sequence[tuple[Row, "Future[int]"]]) -> None:
+    def _put(self, saves: PopulationStore, jobs: Sequence[tuple[MemberCheckpoint, "Future[int]"]]) -> None:
         """Write a save, and complete the futures of its rows with the step or the error."""
         try:
             self._first()

@@ -17,7 +17,7 @@ import jax
 
 from jaxrl.errors import NoCheckpointError, SettingsError, StorageError
 from jaxrl.paths import reason_of_path, writing
-from jaxrl.training.settings import HARMLESS, Change, changes, evaluation_changes, unread
+from jaxrl.training.settings import CHANGEABLE, Change, changes, evaluation_changes, unused_settings
 from jaxrl.training.storage.checkpoints import Facts, Good, OtherVersionError, Store, standing
 from jaxrl.training.storage.files import plain
 from jaxrl.training.storage.fork import Fork, copy_checkpoint, resolve_fork
@@ -49,7 +49,7 @@ VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")
 MIN_SAVE_GAP_S, MAX_SAVE_GAP_S, MAX_SAVE_SHARE = 10.0, 600.0, 0.025
 """Bounds in seconds on the gap between saves of a run without a `save_interval`. Within them, saving takes at most this
 share of the time."""
-OWES_BOUNDARY = "owes_boundary"
+PENDING_BOUNDARY = "owes_boundary"
 """The fact of a checkpoint whose rows and evaluation are still to be made, as the evaluation failed."""
 OTHER_VERSIONS = ("orbax-checkpoint", "chex", "numpy")
 
@@ -57,7 +57,8 @@ OTHER_VERSIONS = ("orbax-checkpoint", "chex", "numpy")
 class Resume(NamedTuple):
     """Whether and how to resume the run in a directory."""
 
-    run: bool = False
+    enabled: bool = False
+    """Whether to resume, and not to begin."""
     allow_changes: bool = False
     """Resume despite changed settings or versions that affect the training."""
     start_over: bool = False
@@ -134,7 +135,7 @@ class Storage:
         """Whether there is a checkpoint to resume from."""
         self.changes: list[Change] = []
         """Differences of settings and versions from those of the checkpoint."""
-        self.decisive: list[Change] = []
+        self.training_changes: list[Change] = []
         """The subset of `changes` that affects the training."""
         self._new_fork_dir: Path | None = None
         """The directory of a new fork that has not been resumed yet."""
@@ -154,7 +155,7 @@ class Storage:
         elif resume.fork:
             self.dir = self._new_fork(resume.fork, Path(path))
         else:
-            self.dir = RunDir(path, resume.run or self._replaces(path))
+            self.dir = RunDir(path, resume.enabled or self._replaces(path))
         # The best policy has its own store, which the pruning of checkpoints does not touch.
         self.checkpoints = member.store(CHECKPOINTS) if member else Store(self.dir / CHECKPOINTS, keep)
         self.best = member.store(BEST) if member else Store(self.dir / BEST, 1)
@@ -199,7 +200,7 @@ class Storage:
     def _find_checkpoint(self) -> None:
         """Find a checkpoint to resume from, and compare its settings and versions."""
         assert self.dir is not None
-        if not (self._resume.run or self._replaces(self.dir.path)):
+        if not (self._resume.enabled or self._replaces(self.dir.path)):
             return
         if self._is_population():
             raise SettingsError(
@@ -260,27 +261,28 @@ class Storage:
         settings, installed = self._settings, self._versions
         self.changes = changes(old.get("settings"), settings)
         self.changes += changes(old.get("versions", installed), installed, "versions")
-        harmless = HARMLESS | unread(self._settings)
+        harmless = CHANGEABLE | unused_settings(self._settings)
         free = lambda name: name in harmless or name.partition(".")[0] in harmless
-        self.decisive = [change for change in self.changes if not free(change.name)]
-        said = lambda: f"{self.path} was trained with other settings or versions ({'; '.join(map(str, self.decisive))})"
+        self.training_changes = [change for change in self.changes if not free(change.name)]
+        changed = lambda: "; ".join(map(str, self.training_changes))
+        said = lambda: f"{self.path} was trained with other settings or versions ({changed()})"
         # `allow_changes` does not apply: every random number so far depends on the seed.
-        if any(change.name == "seed" for change in self.decisive):
+        if any(change.name == "seed" for change in self.training_changes):
             raise SettingsError(f"{said()}; the seed decided all of it: go on with its own, or use --start-over")
         # Changed settings may still fit the saved state; only the checkpoint itself can answer that.
         if self.resumes:
             try:
                 self._check(self.checkpoints, step, old)
             except SettingsError as error:
-                if not self.decisive:
+                if not self.training_changes:
                     raise
-                one = len(self.decisive) == 1
-                which = f"{self.decisive[0].name} cannot change" if one else "not all of these can change"
+                one = len(self.training_changes) == 1
+                which = f"{self.training_changes[0].name} cannot change" if one else "not all of these can change"
                 raise SettingsError(
                     f"{said()}; {which}, for what was saved would not fit: go on with its own, or use --start-over"
                 ) from error
-            self.decisive = [change for change in self.decisive if not change.only_names]
-        if self.decisive and not self._resume.allow_changes:
+            self.training_changes = [change for change in self.training_changes if not change.only_names]
+        if self.training_changes and not self._resume.allow_changes:
             raise SettingsError(
                 f"{said()}; go on with its own, or allow the change with --allow-changes (allow_changes=True in Python)"
             )
@@ -323,9 +325,9 @@ class Storage:
 
     # --- writing ---
 
-    def describe_resume(self, opt_steps: int, aside: str) -> str:
-        """Describe how the run was resumed, with `aside` if from a checkpoint, and what has changed."""
-        how = f"resumed at {opt_steps} optimisation steps{aside}" if self.resumes else "began again"
+    def describe_resume(self, opt_steps: int, restart_note: str) -> str:
+        """Describe how the run was resumed, with `restart_note` if from a checkpoint, and what has changed."""
+        how = f"resumed at {opt_steps} optimisation steps{restart_note}" if self.resumes else "began again"
         changed = "; ".join(map(str, self.changes))
         return f"{how}; changed: {changed}" if changed else how
 
@@ -340,8 +342,8 @@ class Storage:
         if (fork := self._resume.fork) is None:
             return None
         left = any(best > self._fork_step for best in open_store(fork.run, BEST).steps())
-        aside = "; its best policy came later, and was not taken along" if left else ""
-        return f"branched off from {fork.run.absolute()} at {self._fork_step} optimisation steps{aside}"
+        left_behind = "; its best policy came later, and was not taken along" if left else ""
+        return f"branched off from {fork.run.absolute()} at {self._fork_step} optimisation steps{left_behind}"
 
     def replace_settings(self, settings: Mapping[str, Any]) -> None:
         """Replace the settings, in `config.yaml` and in all later saves.
@@ -350,7 +352,7 @@ class Storage:
           StorageError: `config.yaml` cannot be written.
         """
         settings = plain(settings)
-        self.decisive, self._settings = changes(self._settings, settings), settings
+        self.training_changes, self._settings = changes(self._settings, settings), settings
         if self.dir is not None:
             with writing(self.dir / CONFIG, StorageError):
                 self.dir.write_config(settings)
@@ -373,17 +375,17 @@ class Storage:
             facts = {**facts, "settings": self._settings, "versions": self._versions, "logs": self._log_sums()}
             self.checkpoints.save(opt_steps, tree, facts, after=self.best)
 
-    def is_time_to_save(self, seconds: float, held_s: float, turns: float = 1.0) -> bool:
+    def is_time_to_save(self, seconds: float, held_s: float, runs_per_worker: float = 1.0) -> bool:
         """Return whether a run without a `save_interval` is due to save, `seconds` after its last save.
 
         Args:
           seconds: of training since then.
           held_s: seconds for which that save held up the run, before it was written in a thread of its own.
-          turns: how many runs hold up each other so, see `devices.Alone`.
+          runs_per_worker: runs that hold each other up so, see `Lane`.
         """
         if self.dir is None or self.checkpoints.is_writing:
             return False
-        spent = (held_s + self.checkpoints.write_s) * turns
+        spent = (held_s + self.checkpoints.write_s) * runs_per_worker
         return seconds >= min(max(MIN_SAVE_GAP_S, spent / MAX_SAVE_SHARE), MAX_SAVE_GAP_S)
 
     def collect_saves(self, block: bool = True) -> None:
@@ -523,7 +525,7 @@ class Storage:
         if self.dir is None or not self.best.steps():
             return None
         # The run starts from scratch: the policy is left over from an attempt under other settings.
-        if not self.resumes and any(not change.name.startswith("versions.") for change in self.decisive):
+        if not self.resumes and any(not change.name.startswith("versions.") for change in self.training_changes):
             if isinstance(self.dir, RunDir):
                 self.best.drop_after(-1)
             return None
@@ -534,12 +536,10 @@ class Storage:
         # The seal proves integrity, not origin: the facts may come from anyone.
         score = facts.get("score")
         if not isinstance(score, int | float) or not math.isfinite(score):
-            warnings.warn(
-                f"best policy {self.best.directory / str(step)} is passed over: it has no score", stacklevel=2
-            )
+            warnings.warn(f"best policy {self.best.directory / str(step)} is skipped: it has no score", stacklevel=2)
             return None
         if (problem := self._explain_other_run(facts)) is not None:
-            warnings.warn(f"best policy {self.best.directory / str(step)} is passed over: {problem}", stacklevel=2)
+            warnings.warn(f"best policy {self.best.directory / str(step)} is skipped: {problem}", stacklevel=2)
             return None
         if evaluation_changes(changes(facts.get("settings", self._settings), self._settings)):
             return None  # its score is not comparable: the first one under these settings replaces it

@@ -51,7 +51,7 @@ class Weights(NamedTuple):
 
         def begin(key: Key) -> PyTree:
             fresh = init(key)
-            processes.broadcast("weights", list(self.leaves))
+            processes.broadcast("insert_weights", list(self.leaves))
             return insert_leaves(fresh, self.leaves, self.leaves)
 
         return begin if self.leaves else init
@@ -89,11 +89,11 @@ def insert_leaves(fresh: PyTree, names: Iterable[str], saved: Mapping[str, np.nd
     return jax.tree_util.tree_map_with_path(lambda keys, leaf: made.get(path_of(keys), leaf), fresh)
 
 
-def weights_of(place: str | GivenArrays | None, parts: Sequence[str], like: Callable[[], PyTree]) -> Weights:
+def weights_of(origin: str | GivenArrays | None, parts: Sequence[str], like: Callable[[], PyTree]) -> Weights:
     """Read the initial weights of a run, for states (and their sums) of the shapes `like()`.
 
     Args:
-      place: directory of another run, for its newest checkpoint, or of one of its checkpoints; or a file of arrays; or
+      origin: directory of another run, for its newest checkpoint, or of one of its checkpoints; or a file of arrays; or
         the directory of a tree that Orbax has written; or a tree in memory. `None`: none are given.
       parts: which parts of the state they replace, as `Part` reads them; none: all networks and statistics of the
         other run, or all arrays of the file.
@@ -104,10 +104,10 @@ def weights_of(place: str | GivenArrays | None, parts: Sequence[str], like: Call
         another shape or dtype.
       NoCheckpointError: the checkpoint is damaged.
     """
-    if place is None:
+    if origin is None:
         return Weights({})
     wanted = {_short(name): (name, leaf) for name, leaf in flatten(like()) if _is_taken(name)}
-    with _opened(place, dict(wanted.values())) as source:
+    with _opened(origin, dict(wanted.values())) as source:
         pairs = _pairs(parts, wanted) if parts else _all(source, wanted)
         leaves = {wanted[name][0]: _read(source, there, name, wanted[name][1]) for name, there in pairs.items()}
     if len(pairs) == len(wanted):
@@ -119,7 +119,7 @@ def weights_of(place: str | GivenArrays | None, parts: Sequence[str], like: Call
 class Source(NamedTuple):
     """Arrays that initial weights may come from."""
 
-    place: str
+    name: str
     """Name in messages of errors."""
     origin: str
     """Name in the log."""
@@ -193,19 +193,19 @@ def _require_run(run: Path, path: Path) -> None:
 
 def _all(source: Source, wanted: Iterable[str]) -> dict[str, str]:
     """Return all paths of `source`, each by itself; raise `SettingsError` unless they are wanted, and all of a run."""
-    place, arrays = source.place, source.arrays
+    origin, arrays = source.name, source.arrays
     if not arrays and not source.is_run:
-        raise SettingsError(f"init_from: {place} has no arrays; expected at least one")
+        raise SettingsError(f"init_from: {origin} has no arrays; expected at least one")
     for name in wanted if source.is_run else ():
         if name not in arrays:
             raise SettingsError(
-                f"init_from: this run has {name}, but {place} has not; begin with a run of the same agent, with the "
+                f"init_from: this run has {name}, but {origin} has not; begin with a run of the same agent, with the "
                 "same network and normalisation, or name what to take by init_parts"
             )
     for name in arrays:
         if name not in wanted:
             raise SettingsError(
-                f"init_from: {place} has {name}, and the agent no such array; name what to take by init_parts, as "
+                f"init_from: {origin} has {name}, and the agent no such array; name what to take by init_parts, as "
                 f"TO=FROM ({suggest(name, wanted)})"
             )
     return {name: name for name in arrays}
@@ -230,11 +230,11 @@ def _pairs(words: Sequence[str], wanted: Iterable[str]) -> dict[str, str]:
 def _read(source: Source, there: str, name: str, like: jax.ShapeDtypeStruct) -> np.ndarray:
     """Return what is `there` in place of the leaf `name`; raise `SettingsError` if it is not, or does not fit."""
     if there not in source.arrays:
-        raise SettingsError(f"init_parts: {source.place} has no {there}; {suggest(there, source.arrays)}")
+        raise SettingsError(f"init_parts: {source.name} has no {there}; {suggest(there, source.arrays)}")
     array = source.arrays[there]()
     if (array.shape, array.dtype) != (like.shape, like.dtype):
         raise SettingsError(
-            f"init_from: {there} of {source.place} is {array.dtype}{list(array.shape)}, expected "
+            f"init_from: {there} of {source.name} is {array.dtype}{list(array.shape)}, expected "
             f"{like.dtype}{list(like.shape)} for {name}; give the two networks the same widths, or leave it out by "
             "init_parts"
         )
@@ -289,39 +289,41 @@ def _count_of(name: str, wanted: Mapping[str, Any]) -> str | None:
 
 
 @contextlib.contextmanager
-def _opened(place: str | GivenArrays, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[Source]:
+def _opened(origin: str | GivenArrays, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[Source]:
     """Yield the arrays of a run, of a tree in memory or by Orbax, or of a file.
 
     Raises:
       SettingsError: the file is missing or damaged, or the arrays cannot be read, now or later in the context.
     """
-    path = Path(str(place))
+    path = Path(str(origin))
     is_tree = path.is_dir() and (path / TREE).is_file()
-    if not isinstance(place, GivenArrays) and not is_tree and (path.is_dir() or path.suffix not in FILES):
+    if not isinstance(origin, GivenArrays) and not is_tree and (path.is_dir() or path.suffix not in FILES):
         yield _of_run(path, wanted)
         return
-    if isinstance(place, str) and not path.exists():
-        raise SettingsError(f"init_from: there is no file {place}")
+    if isinstance(origin, str) and not path.exists():
+        raise SettingsError(f"init_from: there is no file {origin}")
     if UNFINISHED in path.name:
-        raise SettingsError(f"init_from: {place} was never finished by Orbax; take a tree that has been saved whole")
+        raise SettingsError(f"init_from: {origin} was never finished by Orbax; take a tree that has been saved whole")
     try:
         with contextlib.ExitStack() as files:
-            if isinstance(place, GivenArrays):
-                yield Source(str(place), str(place), _in_tree(place))
+            if isinstance(origin, GivenArrays):
+                yield Source(str(origin), str(origin), _in_tree(origin))
             else:
-                yield Source(place, str(path.absolute()), _in_file(path, files))
+                yield Source(origin, str(path.absolute()), _in_file(path, files))
     except SettingsError:
         raise
     except ImportError as error:
-        raise SettingsError(f"{place} needs the package safetensors; pip install safetensors") from error
+        raise SettingsError(f"{origin} needs the package safetensors; pip install safetensors") from error
     except Exception as error:  # an untrusted file may raise anything, and so do keys that cannot be sorted
-        raise SettingsError(f"init_from: {place} cannot be read: {reason(error)}") from error
+        raise SettingsError(f"init_from: {origin} cannot be read: {reason(error)}") from error
 
 
-def _in_tree(place: GivenArrays) -> dict[str, Callable[[], np.ndarray]]:
-    leaves = named_leaves(place.tree)
-    if len(leaves) < len(jax.tree.leaves(place.tree)):
-        raise SettingsError(f"init_from: {place}: two have the same path, as 'a/b' and the 'b' of 'a' have; rename one")
+def _in_tree(origin: GivenArrays) -> dict[str, Callable[[], np.ndarray]]:
+    leaves = named_leaves(origin.tree)
+    if len(leaves) < len(jax.tree.leaves(origin.tree)):
+        raise SettingsError(
+            f"init_from: {origin}: two have the same path, as 'a/b' and the 'b' of 'a' have; rename one"
+        )
     return {name: partial(np.array, leaf) for name, leaf in leaves.items()}
 
 

@@ -1,4 +1,4 @@
-"""Run the front doors as a user does, in processes of their own, over small runs whose programs compile once."""
+"""Run the commands as a user does, in processes of their own, over small runs whose programs compile once."""
 
 import contextlib
 import gc
@@ -30,7 +30,7 @@ SMALL = (
 
 @contextlib.contextmanager
 def few_objects() -> Iterator[None]:
-    """Spare collections what tests before have left: a front door collects after a failure."""
+    """Spare collections what tests before have left: a command collects after a failure."""
     gc.freeze()
     try:
         yield
@@ -38,8 +38,8 @@ def few_objects() -> Iterator[None]:
         gc.unfreeze()
 
 
-class Doors(NamedTuple):
-    """The front doors, as real processes in `cwd`."""
+class Cli(NamedTuple):
+    """The commands, as real processes in `cwd`."""
 
     cwd: Path
     cache: Path
@@ -52,7 +52,7 @@ class Doors(NamedTuple):
 
     def here(self, module: str, *args: object) -> subprocess.CompletedProcess[str]:
         """Run it in this process, in half the time, where a process of its own would show nothing more."""
-        door = importlib.import_module(f"jaxrl.{module}")
+        command = importlib.import_module(f"jaxrl.{module}")
         given = list(map(str, args))
         with (
             contextlib.chdir(self.cwd),
@@ -62,7 +62,7 @@ class Doors(NamedTuple):
             few_objects(),
             pytest.raises(SystemExit) as ended,
         ):
-            run_main(door.main, given)
+            run_main(command.main, given)
         return subprocess.CompletedProcess(given, int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
     def python(self, code: str) -> subprocess.CompletedProcess[str]:

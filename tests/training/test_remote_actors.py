@@ -31,10 +31,10 @@ from toys_envs import counting
 from toys_gymnasium import Counting
 
 import jaxrl
-import jaxrl.training.actors.distant
+import jaxrl.training.actors.remote
 from jaxrl.envs.host import gymnasium_spec
 from jaxrl.errors import ActorError, SettingsError
-from jaxrl.training.actors.worker import Order, Worker
+from jaxrl.training.actors.worker import Worker, WorkerConfig
 from jaxrl.training.storage.leaves import state_digest
 
 slow = pytest.mark.slow
@@ -132,7 +132,7 @@ def test_workers_make_the_bits_of_threads_and_one_that_is_killed_ends_the_run_an
 
 @pytest.mark.slow
 def test_a_process_that_has_stopped_is_told_of_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(jaxrl.training.actors.distant, "OPENING_S", 2.0)
+    monkeypatch.setattr(jaxrl.training.actors.remote, "OPENING_S", 2.0)
     said = r"^actor [01]: its process has not answered for 2 s; is it stopped, or the machine out of memory\?$"
     strategy, hooks = replaying(counter(), "processes", actor_timeout=1.0), on_death(signal.SIGSTOP)
     with pytest.raises(ActorError, match=said):
@@ -162,7 +162,7 @@ def test_an_interrupt_of_the_terminal_ends_a_run_and_its_processes_after_a_check
 
 
 def test_a_machine_with_other_versions_is_named_in_one_line():
-    order = Order({"jaxrl": "0.1.0", "jax": "0.2.0"}, {}, "auto", b"", b"")
+    order = WorkerConfig({"jaxrl": "0.1.0", "jax": "0.2.0"}, {}, "auto", b"", b"")
     line, _ = Worker().open(order, [0, 0, 0.0, 0.0]).failure or ("", "")
     assert line.startswith(": its machine has jaxrl ")
     assert line.endswith(", and the learner's has jaxrl 0.1.0, jax 0.2.0; install the same")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_run import BY_SIZE, DOORS, FEW, HOSTILE, SIZES, go
-from small_run import BEFORE, LAST, NEWEST, SmallRun, rewrite_manifest, take_up
+from hostile_run import BY_SIZE, FEW, HOSTILE, READERS, SIZES, go
+from small_run import BEFORE, LAST, NEWEST, SmallRun, resume, rewrite_manifest
 from toys_runs import contents
 
 from jaxrl import train
@@ -28,9 +28,9 @@ from jaxrl.training.storage.checkpoints import FILES, file_sums
 def test_a_strangers_run_directory_runs_no_code_and_is_used_or_refused_in_one_line(
     strangers: dict[str, Any], spoil: Callable[[Path], None]
 ) -> None:
-    for door in DOORS:
-        assert strangers["ran"][f"{spoil.__name__} {door}"] == []
-        assert not (strangers["said"][f"{spoil.__name__} {door}"] or "").startswith("not refused in one line")
+    for reader in READERS:
+        assert strangers["ran"][f"{spoil.__name__} {reader}"] == []
+        assert not (strangers["said"][f"{spoil.__name__} {reader}"] or "").startswith("not refused in one line")
 
 
 def test_no_module_is_imported_from_a_strangers_run_directory(strangers: dict[str, Any]) -> None:
@@ -39,13 +39,15 @@ def test_no_module_is_imported_from_a_strangers_run_directory(strangers: dict[st
 
 @pytest.mark.every_day("few")
 @pytest.mark.parametrize(
-    ("sizes", "doors"), [(FEW, ["latest", "verify", "resume"]), ([*SIZES], [*BY_SIZE])], ids=["few", "all"]
+    ("sizes", "readers"), [(FEW, ["latest", "verify", "resume"]), ([*SIZES], [*BY_SIZE])], ids=["few", "all"]
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited and read as on Linux")
-def test_no_size_in_a_strangers_run_is_believed(strangers: dict[str, Any], sizes: list[str], doors: list[str]) -> None:
+def test_no_size_in_a_strangers_run_is_believed(
+    strangers: dict[str, Any], sizes: list[str], readers: list[str]
+) -> None:
     """So none can take all memory, or abort the process."""
     found = {name: came for name, came in strangers["sizes"].items() if came not in ("code 2", "code 6")}
-    assert {f"{size}: {door}" for size in sizes for door in doors} <= strangers["sizes"].keys()
+    assert {f"{size}: {reader}" for size in sizes for reader in readers} <= strangers["sizes"].keys()
     assert found == {}
 
 
@@ -100,7 +102,7 @@ STRANGE = cases(
 
 
 @pytest.mark.every_day("leaves.0.shape [1000000000000000000]", "leaves.0.path []", "step '../../victim'")
-@pytest.mark.filterwarnings("ignore:checkpoint .* is passed over")
+@pytest.mark.filterwarnings("ignore:checkpoint .* is skipped")
 @pytest.mark.parametrize("strange", STRANGE.values(), ids=STRANGE)
 def test_a_checkpoint_with_strange_facts_is_used_rightly_or_refused_in_one_line(
     small: SmallRun, run: Path, strange: Strange
@@ -137,7 +139,7 @@ STRANGE_BEST = cases(
     "facts.settings.env '../../victim/evil.py'", "facts.settings.env_args {'name': 'x'}", "facts.score None",
     "facts.spec.action_space.Discrete {'n': 1000000000000000000000000000000, '",
 )  # fmt: skip
-@pytest.mark.filterwarnings("ignore:checkpoint .* is passed over")
+@pytest.mark.filterwarnings("ignore:checkpoint .* is skipped")
 @pytest.mark.parametrize("strange", STRANGE_BEST.values(), ids=STRANGE_BEST)
 def test_a_best_policy_with_strange_facts_is_used_or_refused_in_one_line(
     small: SmallRun, run: Path, strange: Strange
@@ -217,8 +219,8 @@ def test_a_link_or_a_pipe_anywhere_is_refused_by_name_at_every_door_and_nobody_w
         target = {NOTHING: outside / "new", ITSELF: run}.get(what, outside / name)
         entry.symlink_to(target if target.exists() or what == NOTHING else outside)
     said = f"{entry} is neither a file nor a directory" if what == PIPE else f"{entry} is a link"
-    for door in DOORS:
-        assert said in (go(door, run) or "")
+    for reader in READERS:
+        assert said in (go(reader, run) or "")
     for args in (["--start-over"], ["--allow-changes"]):
         with pytest.raises(SettingsError, match=re.escape(said)):
             train.main(["--resume", str(run), *args])
@@ -256,14 +258,14 @@ def test_a_list_of_files_that_names_others_is_no_list(small: SmallRun, run: Path
     # With size and checksum of the file outside: it would be found whole if it were read.
     sums = file_sums(newest) | {name.format(victim=victim): file_sums(victim)["notes.txt"]}
     (newest / FILES).write_text(json.dumps(sums))
-    taken = take_up(small, run)
+    taken = resume(small, run)
     assert (taken.step, taken.digest) == (BEFORE, small.digests[BEFORE])
     (said,) = taken.warnings
-    assert re.search(f"checkpoints/{NEWEST} is passed over: its file .* is missing", said)
+    assert re.search(f"checkpoints/{NEWEST} is skipped: its file .* is missing", said)
 
 
 @pytest.mark.usefixtures("victim")
-@pytest.mark.filterwarnings("ignore:checkpoint .* is passed over")
+@pytest.mark.filterwarnings("ignore:checkpoint .* is skipped")
 def test_checkpoints_of_strange_names_are_never_taken(small: SmallRun, run: Path) -> None:
     (best,) = (run / "best").iterdir()
     policy = load_policy(run)
@@ -272,7 +274,7 @@ def test_checkpoints_of_strange_names_are_never_taken(small: SmallRun, run: Path
         if name != "9" * 200:
             shutil.copytree(best, run / "best" / name)
     assert load_policy(run).facts == policy.facts
-    assert take_up(small, run).step == NEWEST
+    assert resume(small, run).step == NEWEST
     assert go("train", run) is None
     assert small.digest(run, LAST) == small.digests[LAST]
 

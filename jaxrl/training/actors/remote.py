@@ -12,9 +12,9 @@ import jax
 
 from jaxrl.errors import SettingsError, describe_error
 from jaxrl.strategies.host_actors import ActorFns
-from jaxrl.training.actors.players import OPENING_S, Part, RemoteError, Stopped, hang_message
-from jaxrl.training.actors.stats import GLANCE_S, ActorStats, Block, Published
-from jaxrl.training.actors.worker import SAME, Answer, Order, never_called
+from jaxrl.training.actors.actor import OPENING_S, ActorSpec, RemoteError, Stopped, hang_message
+from jaxrl.training.actors.stats import MAX_CHECK_GAP_S, ActorStats, Block, Published
+from jaxrl.training.actors.worker import VERSIONS_TO_MATCH, Answer, WorkerConfig, never_called
 from jaxrl.training.storage.run import versions
 from jaxrl.xla import requested_forms
 from jaxrl.xla.options import worker_options
@@ -25,7 +25,7 @@ PATIENCE_S = 2.0
 """Grace period in seconds for a worker to close its environments, before it is killed."""
 START_S = 300.0
 """Timeout in seconds for a worker to start, which includes scheduling and imports."""
-KEPT = 8
+MAX_PUBLISHED = 8
 """Number of published parameters retained for actors that lag behind."""
 
 
@@ -46,15 +46,15 @@ class WorkerHandle(Protocol):
         """Return `pickled`, or a reference to it, to pass in calls of all workers."""
         ...
 
-    def ask(self, method: str, *args: Any) -> Any:
-        """Start an asynchronous call of a method of `Worker`; return a handle for `came` and `take`."""
+    def call_method(self, method: str, *args: Any) -> Any:
+        """Start an asynchronous call of a method of `Worker`; return a handle for `is_ready` and `result`."""
         ...
 
-    def came(self, call: Any, seconds: float) -> bool:
+    def is_ready(self, call: Any, seconds: float) -> bool:
         """Wait up to `seconds` for the answer; return whether it has arrived."""
         ...
 
-    def take(self, call: Any) -> Any:
+    def result(self, call: Any) -> Any:
         """Return an answer that has arrived."""
         ...
 
@@ -64,27 +64,33 @@ class WorkerHandle(Protocol):
 
 
 class RemoteContext:
-    """State shared by the remote players of a run."""
+    """State shared by the remote actors of a run."""
 
     def __init__(
         self,
         start: type[WorkerHandle],
         actor_fns: ActorFns,
         halted: Callable[[], bool],
-        turn: Callable[[], AbstractContextManager[None]],
+        opening_turn: Callable[[], AbstractContextManager[None]],
         log: Callable[[str], object],
     ) -> None:
-        """Pickle the actors' functions; `turn()` holds the lock for opening environments, and `log(line)` logs.
+        """Pickle the actors' functions; `opening_turn()` holds the lock for opening environments, and `log(line)` logs.
 
         Raises:
           SettingsError: the environment or the agent cannot be pickled.
         """
-        self.start, self.actor_fns, self.halted, self.turn, self.log = start, actor_fns, halted, turn, log
+        self.start, self.actor_fns, self.halted, self.opening_turn, self.log = (
+            start,
+            actor_fns,
+            halted,
+            opening_turn,
+            log,
+        )
         self._sent: dict[int, Any] = {}
         self._sending = threading.Lock()
         try:
-            # Send only the functions that a player calls.
-            self.script = cloudpickle.dumps(actor_fns._replace(push=None, publish=never_called, arrival=None))
+            # Send only the functions that an actor calls.
+            self.pickled_fns = cloudpickle.dumps(actor_fns._replace(push=None, publish=never_called, arrival=None))
         except Exception as error:
             raise SettingsError(
                 f"actor_engine {actor_fns.config.actor_engine} sends the environment and the agent to other processes, "
@@ -99,17 +105,17 @@ class RemoteContext:
             if published.round not in self._sent:
                 self._sent[published.round] = self.start.put(cloudpickle.dumps(jax.device_get(published)))
             found = self._sent[published.round]
-            while len(self._sent) > KEPT:
+            while len(self._sent) > MAX_PUBLISHED:
                 del self._sent[min(self._sent)]
             return found
 
 
-class DistantPlayer:
-    """A player in another process, driven by its thread here."""
+class RemoteActor:
+    """An actor in another process, driven by its thread here."""
 
-    def __init__(self, context: RemoteContext, part: Part, stats: ActorStats) -> None:
-        """Prepare the player; `open` starts the worker."""
-        self._context, self._part, self._stats = context, part, stats
+    def __init__(self, context: RemoteContext, spec: ActorSpec, stats: ActorStats) -> None:
+        """Prepare the actor; `open` starts the worker."""
+        self._context, self._spec, self._stats = context, spec, stats
         self._left = context.actor_fns.config.actor_restarts
         self._worker: WorkerHandle | None = None
         self._answered = False
@@ -118,17 +124,17 @@ class DistantPlayer:
     def open(self) -> None:
         """Start a worker and open its environments; restart it if it dies, up to `actor_restarts` times."""
         while self._worker is None:
-            with self._lasting():
+            with self._restarting():
                 self._open()
 
-    def play(self, number: int, published: Published) -> Block:
-        """Play a round; if the worker dies, replay it by a new one from the seed, up to `actor_restarts` times."""
+    def run_round(self, number: int, published: Published) -> Block:
+        """Run a round; if the worker dies, run it again in a new one from the seed, up to `actor_restarts` times."""
         while True:
-            with self._lasting():
+            with self._restarting():
                 if self._worker is None:
-                    with self._context.turn():
+                    with self._context.opening_turn():
                         self._open()
-                return self._ask("play", number, self._context.pickle_params(published))
+                return self._call("run_round", number, self._context.pickle_params(published))
 
     def close(self, kill: bool = False) -> None:
         """Close the environments and end the worker; with `kill`, without waiting for a hanging step."""
@@ -136,18 +142,22 @@ class DistantPlayer:
         if worker is not None and not kill:
             # A dead worker needs no closing.
             with suppress(WorkerDied), self._stats.calling(PATIENCE_S):
-                worker.came(worker.ask("close"), PATIENCE_S)
+                worker.is_ready(worker.call_method("close"), PATIENCE_S)
         self._drop()
 
     def _open(self) -> None:
         self._worker, self._answered = self._context.start(), False
-        order = Order(
-            versions(SAME), worker_options(), requested_forms(), self._context.script, pickle.dumps(self._part)
+        config = WorkerConfig(
+            versions(VERSIONS_TO_MATCH),
+            worker_options(),
+            requested_forms(),
+            self._context.pickled_fns,
+            pickle.dumps(self._spec),
         )
-        self._ask("open", order, self._stats.facts())
+        self._call("open", config, self._stats.facts())
 
     @contextmanager
-    def _lasting(self) -> Iterator[None]:
+    def _restarting(self) -> Iterator[None]:
         """Drop a worker that dies during the block, if a restart is left.
 
         Raises:
@@ -164,7 +174,7 @@ class DistantPlayer:
                 raise RemoteError(f" failed: {gone}") from gone
             self._left -= 1
             self._context.log(
-                f"actor {self._part.actor} starts again from its seed, {self._left} more times at most: {gone}"
+                f"actor {self._spec.actor} starts again from its seed, {self._left} more times at most: {gone}"
             )
 
     def _drop(self) -> None:
@@ -172,7 +182,7 @@ class DistantPlayer:
         if worker is not None:
             worker.kill()
 
-    def _ask(self, method: str, *args: Any) -> Any:
+    def _call(self, method: str, *args: Any) -> Any:
         """Call a method of the worker and wait for the answer, with health checks meanwhile.
 
         Raises:
@@ -181,43 +191,43 @@ class DistantPlayer:
           RemoteError: the call failed, a call of the environment hangs, or the worker does not respond.
         """
         worker = self._worker
-        assert worker is not None, "begun before it is asked"
-        with self._stats.calling(self._longest()):  # a worker that has stopped reading would block this thread
-            call = worker.ask(method, *args)
-        # A worker that answers glances is alive, however long its round takes; only silence counts.
-        glance, silent, looked = None, 0.0, time.perf_counter()
-        while not self._came(worker, call, POLL_S):
+        assert worker is not None, "started before it is called"
+        with self._stats.calling(self._silence_limit()):  # a worker that has stopped reading would block this thread
+            call = worker.call_method(method, *args)
+        # A worker that answers health checks is alive, however long its round takes; only silence counts.
+        check, silent, checked = None, 0.0, time.perf_counter()
+        while not self._is_ready(worker, call, POLL_S):
             # Capped: while this process was suspended, it did not wait for the worker.
             now = time.perf_counter()
-            silent, looked = silent + min(now - looked, GLANCE_S), now
+            silent, checked = silent + min(now - checked, MAX_CHECK_GAP_S), now
             if self._context.halted():
                 raise Stopped
-            if glance is None:
-                glance = worker.ask("glance")
-            elif self._came(worker, glance, 0.0):
-                self._fail_if_late(worker.take(glance))
-                glance, silent = worker.ask("glance"), 0.0
-            elif silent > self._longest():
+            if check is None:
+                check = worker.call_method("overdue_call")
+            elif self._is_ready(worker, check, 0.0):
+                self._raise_if_hung(worker.result(check))
+                check, silent = worker.call_method("overdue_call"), 0.0
+            elif silent > self._silence_limit():
                 self._drop()  # kill it: it would not respond to `close`
                 raise RemoteError(f": its {worker.name} has not answered for {silent:.0f} s; {worker.hint}")
-        report: Answer = worker.take(call)
+        report: Answer = worker.result(call)
         self._answered = True
         # The worker counts its steps and episodes; waiting for the learner is counted here.
-        self._stats.take_up([*report.counted[:-1], self._stats.waited_s])
+        self._stats.restore([*report.counted[:-1], self._stats.waited_s])
         if report.failure is not None:
             raise RemoteError(*report.failure)
         return report.value
 
-    def _came(self, worker: WorkerHandle, call: Any, seconds: float) -> bool:
+    def _is_ready(self, worker: WorkerHandle, call: Any, seconds: float) -> bool:
         """Return whether an answer has arrived; timed as a call, since a stalled worker would block this thread."""
-        with self._stats.calling(self._longest()):
-            return worker.came(call, seconds)
+        with self._stats.calling(self._silence_limit()):
+            return worker.is_ready(call, seconds)
 
-    def _fail_if_late(self, late: tuple[float, str] | None) -> None:
+    def _raise_if_hung(self, late: tuple[float, str] | None) -> None:
         self._answered = True
         if late is not None:
             raise RemoteError(hang_message(self._context.actor_fns.env.spec.name, late[0]), late[1])
 
-    def _longest(self) -> float:
+    def _silence_limit(self) -> float:
         """Return the timeout for a silent worker in seconds."""
         return max(OPENING_S, self._context.actor_fns.config.actor_timeout) if self._answered else START_S

@@ -61,7 +61,7 @@ def programs(actor_fns: ActorFns, run: Callable[..., Any]) -> Programs:
     )
 
 
-class Part(NamedTuple):
+class ActorSpec(NamedTuple):
     """The identity of an actor."""
 
     actor: int
@@ -70,28 +70,28 @@ class Part(NamedTuple):
     """Number of initial rounds with random actions."""
 
 
-class Player:
+class Actor:
     """One actor: its environments, and its state between rounds."""
 
     def __init__(
-        self, actor_fns: ActorFns, programs: Programs, part: Part, stats: ActorStats, halted: Callable[[], bool]
+        self, actor_fns: ActorFns, programs: Programs, spec: ActorSpec, stats: ActorStats, halted: Callable[[], bool]
     ) -> None:
         """Prepare the actor; nothing is opened yet. A round raises `Stopped` once `halted()` is true."""
-        self.actor_fns, self.programs, self.part, self.stats, self.halted = actor_fns, programs, part, stats, halted
+        self.actor_fns, self.programs, self.spec, self.stats, self.halted = actor_fns, programs, spec, stats, halted
         self._envs: HostVectorEnv | None = None
         # Pack the results of a step into a few arrays of words: faster to transfer than one array per leaf.
         self._results = HostRows(actor_fns.result_layout, actor_fns.num_envs)
         self._window: Packed | None = None
         self._own: list[tuple[int, PyTree]] = []
         """Processor statistics of rounds that may not be in the published ones yet, with the numbers of the rounds."""
-        self._learnt: PyTree = ()
-        """The statistics published for round `_learnt_at`, merged with the first `_merged` of these."""
-        self._learnt_at, self._merged = -1, 0
+        self._shared_stats: PyTree = ()
+        """The statistics published for round `_stats_round`, merged with the first `_merged` of these."""
+        self._stats_round, self._merged = -1, 0
 
     def open(self) -> None:
         """Open the environments, seeded by the actor's key."""
         actor_fns = self.actor_fns
-        seed = int(jax.random.bits(self.part.key) >> 1)
+        seed = int(jax.random.bits(self.spec.key) >> 1)
         # No timeout for compilation; everything else has one.
         opening_s = math.inf if actor_fns.env.compiled else max(OPENING_S, actor_fns.config.actor_timeout)
         with self.stats.calling(opening_s):
@@ -99,9 +99,9 @@ class Player:
             # `_envs` is assigned before the start, so that `close` can end the processes if one hangs while starting.
             self._envs.start()
 
-    def play(self, number: int, published: Published) -> Block:
+    def run_round(self, number: int, published: Published) -> Block:
         """Take the steps of round `number`; in the first call, after starting the episodes."""
-        published, random = self._exploring(published), number < self.part.random
+        published, random = self._exploring(published), number < self.spec.random
         window = (
             self._begin(published, random) if self._window is None else self._merge_published(self._window, published)
         )
@@ -120,11 +120,11 @@ class Player:
 
     def _begin(self, published: Published, random: bool) -> Packed:
         """Start the episodes, and take the steps before the first complete transition."""
-        assert self._envs is not None, "opened before it is played in"
+        assert self._envs is not None, "opened before it is stepped"
         with self.stats.calling(self.actor_fns.config.actor_timeout):
             obs = self._envs.reset()
         obs_valid = ~self._envs.invalid_reset
-        window: Packed = self.programs.begin(published.agent, published.learnt, obs, obs_valid, self.part.key)
+        window: Packed = self.programs.begin(published.agent, published.processor_stats, obs, obs_valid, self.spec.key)
         if self.actor_fns.prime:
             # Steps that fill the processor, such as for n-step returns; their block is dropped.
             window, _ = self._steps(published, window, streams.PRIME, self.actor_fns.prime, random)
@@ -134,19 +134,19 @@ class Player:
         """Return `window` with the published processor statistics, merged with those of this actor's rounds since."""
         if not self.actor_fns.learns:
             return window
-        if published.round != self._learnt_at:
+        if published.round != self._stats_round:
             # Earlier rounds are part of the published statistics.
             self._own = [(round, fresh) for round, fresh in self._own if round >= published.round]
-            self._learnt, self._learnt_at, self._merged = published.learnt, published.round, 0
+            self._shared_stats, self._stats_round, self._merged = published.processor_stats, published.round, 0
         # Merged once each: until others are published, there may be thousands of rounds.
         for _, fresh in self._own[self._merged :]:
-            self._learnt = self.programs.merge_stats(self._learnt, fresh)
+            self._shared_stats = self.programs.merge_stats(self._shared_stats, fresh)
         self._merged = len(self._own)
-        return self.programs.replace_stats(window, self._learnt)
+        return self.programs.replace_stats(window, self._shared_stats)
 
     def _exploring(self, published: Published) -> Published:
         """Return the parameters with the exploration of this actor."""
-        given = self.actor_fns.exploration[self.part.actor]
+        given = self.actor_fns.exploration[self.spec.actor]
         if not given:
             return published
         agent, factor = published.agent, self.actor_fns.factor
@@ -159,7 +159,7 @@ class Player:
         self, published: Published, window: Packed, number: int, steps: int, random: bool
     ) -> tuple[Packed, Block]:
         """Take the `steps` steps of round `number`; return the new window, and the steps as a block."""
-        programs, agent, key = self.programs, published.agent, self.part.key
+        programs, agent, key = self.programs, published.agent, self.spec.key
         window, choice = programs.first(random, agent, window, key, np.array([number, published.opt_step], np.uint32))
         kept, infos, fresh = [], [], ()
         # `next` processes a step and chooses an action; `last` only processes, as the next round has other parameters.
@@ -176,7 +176,7 @@ class Player:
 
     def _step(self, action: PyTree) -> tuple[Packed, dict[str, np.ndarray]]:
         """Step the environments; return the packed results, and the scalars of the environments."""
-        assert self._envs is not None, "opened before it is played in"
+        assert self._envs is not None, "opened before it is stepped"
         action, stats = jax.tree.map(np.asarray, action), self.stats
         # Stop only between two steps, where the environments are consistent.
         if self.halted():

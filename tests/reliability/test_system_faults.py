@@ -43,7 +43,7 @@ CATCH = (
 )
 
 
-def door(
+def run_jaxrl(
     module: str, *args: object, env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", f"jaxrl.{module}", *map(str, args)]
@@ -51,7 +51,7 @@ def door(
 
 
 def digests(run: Path) -> list[str]:
-    done = door("verify", run)
+    done = run_jaxrl("verify", run)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -66,7 +66,7 @@ def test_without_a_home_and_a_place_for_temporary_files_a_run_goes_on(tmp_path: 
         "relative": {"HOME": "here", "XDG_CACHE_HOME": "there"},
     }.items():
         run = tmp_path / name
-        done = door("train", *CATCH, "--max-opts", 40, "--run-dir", run, env={**plain, **places}, cwd=tmp_path)
+        done = run_jaxrl("train", *CATCH, "--max-opts", 40, "--run-dir", run, env={**plain, **places}, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr
         found.append(digests(run))
@@ -80,7 +80,7 @@ def test_a_damaged_cache_of_compiled_programs_changes_nothing(tmp_path: Path, ho
     env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     found = []
     for name in ("first", "second"):
-        done = door("train", *CATCH, "--max-opts", 40, "--run-dir", tmp_path / name, env=env)
+        done = run_jaxrl("train", *CATCH, "--max-opts", 40, "--run-dir", tmp_path / name, env=env)
         assert done.returncode == 0, done.stderr[-2000:]
         assert "Traceback" not in done.stderr
         found.append(digests(tmp_path / name))
@@ -122,13 +122,13 @@ os.execv(sys.executable, [sys.executable, "-m", "jaxrl.train", *sys.argv[3:]])
 )
 def test_under_low_limits_nothing_that_was_saved_is_lost(tmp_path: Path, kind: int, value: int) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
-    assert door("train", *CATCH, "--max-opts", 20, "--run-dir", run).returncode == 0
+    assert run_jaxrl("train", *CATCH, "--max-opts", 20, "--run-dir", run).returncode == 0
     saved = digests(run)
     command = [sys.executable, "-c", LIMITED, kind, value, "--resume", run, "--max-opts", 60]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 or done.stderr != ""
     assert kind == resource.RLIMIT_AS or "Traceback" not in done.stderr  # memory may end before Python has begun
     assert digests(run)[: len(saved)] == saved
-    assert door("train", "--resume", run, "--max-opts", 60).returncode == 0
-    assert door("train", *CATCH, "--max-opts", 60, "--run-dir", whole).returncode == 0
+    assert run_jaxrl("train", "--resume", run, "--max-opts", 60).returncode == 0
+    assert run_jaxrl("train", *CATCH, "--max-opts", 60, "--run-dir", whole).returncode == 0
     assert digests(run) == digests(whole)

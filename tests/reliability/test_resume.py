@@ -175,9 +175,9 @@ def test_a_result_on_the_way_stays_as_it_was() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", ["train", "verify"])
-def test_a_reader_that_goes_away_stops_nothing_and_hides_no_exit_code(run: Path, tmp_path: Path, door: str) -> None:
-    if door == "train":
+@pytest.mark.parametrize("command", ["train", "verify"])
+def test_a_reader_that_goes_away_stops_nothing_and_hides_no_exit_code(run: Path, tmp_path: Path, command: str) -> None:
+    if command == "train":
         args = ["train", "--env", "Catch-bsuite", "--max-opts", "60", "--eval-interval", "10", "--run-dir", "piped"]
     else:
         (run / "checkpoints" / str(BEFORE) / "manifest.json").write_text("{}")
@@ -185,7 +185,7 @@ def test_a_reader_that_goes_away_stops_nothing_and_hides_no_exit_code(run: Path,
     command = f"{sys.executable} -m jaxrl.{' '.join(args)} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
     assert "Traceback" not in done.stderr
-    if door == "train":
+    if command == "train":
         assert done.returncode == 0, done.stderr
         assert json.loads((tmp_path / "piped" / "metadata.json").read_text())["opt_steps"] == 60
     else:

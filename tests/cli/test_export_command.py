@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 import yaml
-from front_doors import Doors, Finished, one_error_line, snapshot
+from commands import Cli, Finished, one_error_line, snapshot
 from PIL import Image
 
 import jaxrl
@@ -53,26 +53,26 @@ int main(void)
 
 @pytest.mark.every_day("numpy", "c")
 @pytest.mark.parametrize("form", USE)
-def test_it_does_the_same_without_jaxrl(form: str, doors: Doors, finished: Finished) -> None:
+def test_it_does_the_same_without_jaxrl(form: str, cli: Cli, finished: Finished) -> None:
     if form == "onnx":
         pytest.importorskip("jax2onnx")
         pytest.importorskip("onnxruntime")
     if form == "c" and shutil.which("cc") is None:
         pytest.skip("needs a C compiler named cc")
-    (doors.cwd / "main.c").write_text(MAIN)
+    (cli.cwd / "main.c").write_text(MAIN)
     before = snapshot(finished.path)
-    done = doors.here("export", finished.path, "--format", form, "--out", "out")
+    done = cli.here("export", finished.path, "--format", form, "--out", "out")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"out: the policy as {form}, after ")
     policy = load_policy(finished.path)
-    (given,) = json.loads((doors.cwd / "out/policy.json").read_text())["inputs"]
+    (given,) = json.loads((cli.cwd / "out/policy.json").read_text())["inputs"]
     shape = [size for size in given["shape"] if size != "B"]
     assert (len(given["shape"]) > len(shape)) is (form not in ("numpy", "c"))  # which take one observation
     obs = np.random.default_rng(0).random((1_000, *shape), np.float32)
-    np.save(doors.cwd / "obs.npy", obs)
+    np.save(cli.cwd / "obs.npy", obs)
     use = f"{ALONE}{USE[form]}\nnp.save('actions.npy', actions)"
-    subprocess.run([sys.executable, "-c", use], cwd=doors.cwd, check=True)
-    np.testing.assert_array_equal(np.load(doors.cwd / "actions.npy"), policy(obs))
+    subprocess.run([sys.executable, "-c", use], cwd=cli.cwd, check=True)
+    np.testing.assert_array_equal(np.load(cli.cwd / "actions.npy"), policy(obs))
     assert len(set(np.asarray(policy(obs)).tolist())) > 1
     assert snapshot(finished.path) == before
 
@@ -125,31 +125,31 @@ class Talkative:
 
 
 def test_what_a_converter_says_of_its_own_inside_is_left_out(
-    doors: Doors, finished: Finished, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cli: Cli, finished: Finished, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "jax2onnx", Talkative)
-    done = doors.here("export", finished.path, "--format", "onnx", "--out", "out")
+    done = cli.here("export", finished.path, "--format", "onnx", "--out", "out")
     assert (done.returncode, done.stderr, caplog.messages) == (0, "", [])
-    assert (doors.cwd / "out" / "policy.onnx").read_bytes() == b"model"
+    assert (cli.cwd / "out" / "policy.onnx").read_bytes() == b"model"
 
 
 @pytest.mark.slow
-def test_a_folder_for_a_hub_has_all_that_it_speaks_of(doors: Doors, finished: Finished) -> None:
+def test_a_folder_for_a_hub_has_all_that_it_speaks_of(cli: Cli, finished: Finished) -> None:
     before = snapshot(finished.path)
     asked = ("publish", finished.path, "--episodes", "5", "--out", "hub")
-    done = doors.run(*asked)  # a real process, since JAX's settings in tests hide paths
+    done = cli.run(*asked)  # a real process, since JAX's settings in tests hide paths
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith(" over 5 episodes; nothing was uploaded\n")
-    hub = doors.cwd / "hub"
+    hub = cli.cwd / "hub"
     names = {"README.md", "results.json", "weights.npz", "config.yaml", "episode.gif", "policy"}
     assert {path.name for path in hub.iterdir()} == names
-    own = [str(path).encode() for path in (Path(jaxrl.__file__).parent, sys.prefix, doors.cwd, finished.path)]
+    own = [str(path).encode() for path in (Path(jaxrl.__file__).parent, sys.prefix, cli.cwd, finished.path)]
     written = {path: path.read_bytes() for path in hub.rglob("*") if path.is_file()}
     assert [path.name for path, content in written.items() if any(place in content for place in own)] == []
     _, front, text = (hub / "README.md").read_text().split("---\n", 2)
     (model,) = yaml.safe_load(front)["model-index"]
     told = json.loads((hub / "results.json").read_text())
-    judged = doors.here("evaluate", finished.path, "--episodes", "5", "--json").stdout
+    judged = cli.here("evaluate", finished.path, "--episodes", "5", "--json").stdout
     assert told["evaluation"] == {"env": "Catch-bsuite", "seed": 1_000_000, **json.loads(judged)}
     mean = told["evaluation"]["returns"]["mean"]
     assert model["results"][0]["metrics"][0]["value"].startswith(f"{mean:.6g} +/- ")
@@ -165,7 +165,7 @@ def test_a_folder_for_a_hub_has_all_that_it_speaks_of(doors: Doors, finished: Fi
     np.testing.assert_array_equal(call(obs)[0], policy(obs))
     with Image.open(hub / "episode.gif") as picture:
         assert picture.size[0] > 0
-    assert "hub exists; give --overwrite" in one_error_line(doors.here(*asked))
+    assert "hub exists; give --overwrite" in one_error_line(cli.here(*asked))
     assert snapshot(finished.path) == before
 
 
@@ -177,33 +177,33 @@ def commands(card: str) -> list[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [[], ["--step", "40"]])
-def test_what_a_card_says_makes_the_same_bits_again(which: list[str], doors: Doors, finished: Finished) -> None:
-    assert doors.here("publish", finished.path, *which, "--episodes", "5", "--out", "hub").returncode == 0
-    hub = doors.cwd / "hub"
+def test_what_a_card_says_makes_the_same_bits_again(which: list[str], cli: Cli, finished: Finished) -> None:
+    assert cli.here("publish", finished.path, *which, "--episodes", "5", "--out", "hub").returncode == 0
+    hub = cli.cwd / "hub"
     card, told = (hub / "README.md").read_text(), json.loads((hub / "results.json").read_text())
     train, judge = commands(card)
     assert "this makes the same bits" in card
-    assert Doors(hub, doors.cache).here(*train).returncode == 0
+    assert Cli(hub, cli.cache).here(*train).returncode == 0
     digest = state_digest(load_policy(hub / "again", step="latest").params)
     assert digest == told["digest"] == state_digest(load_policy(finished.path, step=(which or [0, None])[1]).params)
-    judged = json.loads(Doors(hub, doors.cache).here(*judge, "--json").stdout)
+    judged = json.loads(Cli(hub, cli.cache).here(*judge, "--json").stdout)
     assert judged == {name: told["evaluation"][name] for name in judged}
 
 
 @pytest.mark.slow
-def test_a_card_makes_no_promises_for_what_was_made_in_python(doors: Doors) -> None:
+def test_a_card_makes_no_promises_for_what_was_made_in_python(cli: Cli) -> None:
     agent = jaxrl.dqn(features=(4,), make_optimizer=optax.sgd)
     strategy = jaxrl.off_policy(jaxrl.make_env("Catch-bsuite"), agent, buffer=jaxrl.uniform(200, batch_size=8))
-    run = doors.cwd / "mine"
+    run = cli.cwd / "mine"
     jaxrl.Trainer(strategy, max_opts=4, eval_interval=4, eval_episodes=2, run_dir=str(run), quiet=True).train()
-    done = doors.here("publish", run, "--episodes", "5", "--out", "hub")
+    done = cli.here("publish", run, "--episodes", "5", "--out", "hub")
     assert (done.returncode, done.stderr) == (0, "")
-    card = (doors.cwd / "hub/README.md").read_text()
+    card = (cli.cwd / "hub/README.md").read_text()
     assert "Parts of its training were made in Python (" in card
     assert "so no command trains it again." in card
     assert "same bits" not in card
-    assert str(doors.cwd) not in card
-    ((door, told, *how),) = commands(card)
-    assert (door, told) == ("evaluate", "RUN")
-    judged = json.loads(doors.here(door, run, *how, "--json").stdout)
-    assert judged["returns"] == json.loads((doors.cwd / "hub/results.json").read_text())["evaluation"]["returns"]
+    assert str(cli.cwd) not in card
+    ((name, told, *how),) = commands(card)
+    assert (name, told) == ("evaluate", "RUN")
+    judged = json.loads(cli.here(name, run, *how, "--json").stdout)
+    assert judged["returns"] == json.loads((cli.cwd / "hub/results.json").read_text())["evaluation"]["returns"]
