@@ -56,6 +56,11 @@ def row_struct(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
 
 
+def tree_repeat(tree: PyTree, times: int) -> PyTree:
+    """Return `tree` with leaves `[times, ...]`, each row of which is the leaf."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (times, *x.shape)), tree)
+
+
 def tree_bytes(tree: PyTree) -> int:
     """Return the size in bytes of all leaves, which may be arrays, `ShapeDtypeStruct`s or keys."""
 

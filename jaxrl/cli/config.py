@@ -1,6 +1,7 @@
 """Build typed settings from presets, files and flags."""
 
 import contextlib
+import functools
 import operator
 import reprlib
 import types
@@ -24,7 +25,7 @@ from jaxrl.cli.arguments import (
     translate,
     value_of,
 )
-from jaxrl.cli.help import all_settings, first_page, wrap_paragraphs
+from jaxrl.cli.help import all_settings, first_page, settings_of, wrap_paragraphs
 from jaxrl.cli.outside import require_algorithm
 from jaxrl.cli.presets import PRESETS
 from jaxrl.envs.registry import NAME_TAKEN, check_plain_args, env_names
@@ -458,16 +459,11 @@ def flags_of(config: Any) -> list[str]:
     return [*kinds, *switches, "--version", "--list-envs", "--help"]
 
 
-def flag_types(config: Any, prefix: str = "") -> dict[str, Any]:
+def flag_types(config: Any) -> dict[str, Any]:
     """Return the type of each setting of `config` by its flag, as `--agent.lr`; `X | None` counts as `X`."""
-    found: dict[str, Any] = {}
-    for name, hint in typing.get_type_hints(type(config)).items():
-        value = getattr(config, name)
-        if is_dataclass(value):
-            found |= flag_types(value, f"{prefix}{name}.")
-        else:
-            found[f"--{prefix}{name}".replace("_", "-")] = _options(hint)[0]
-    return found
+    hints = functools.cache(typing.get_type_hints)
+    settings = settings_of(config).items()
+    return {f"--{name}".replace("_", "-"): _options(hints(s.owner)[s.name])[0] for name, s in settings}
 
 
 def _description(algo: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl.envs.base import INVALID_RESET, Env, TimeStep, VecEnv, VecEnvState, vectorise
 from jaxrl.errors import SettingsError, check_count
-from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, box_bounds
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, box_bounds, is_leaf
 from jaxrl.trees import Array, Key, PyTree
 from jaxrl.types import Step
 
@@ -102,7 +102,7 @@ def _stack_space(space: Space, count: int) -> Any:
         low, high = (np.broadcast_to(bound, (count, *one.shape)) for bound in bounds)
         return box(low, high, low.shape, one.dtype)
 
-    return jax.tree.map(leaf, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
+    return jax.tree.map(leaf, space, is_leaf=is_leaf)
 
 
 def require_single_agent(env: Env, what: str) -> Env:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxrl.errors import SettingsError
 from jaxrl.spaces import space_struct, space_to_plain, to_elements, to_indices, without_names
 from jaxrl.training.policy import GreedyPolicy, begin, follow, memory_leaves
-from jaxrl.trees import Array, PyTree
+from jaxrl.trees import Array, PyTree, row_struct
 
 Shapes = list[jax.ShapeDtypeStruct]
 
@@ -71,7 +71,7 @@ def function_of(policy: GreedyPolicy) -> Function:
     carried, action = begun_as(1)
     memory: Shapes = jax.tree.leaves((carried, action))
     memory_form: Any = jax.tree.structure((carried, action))
-    actions = [_row(x) for x in jax.tree.leaves(action)]
+    actions = row_struct(jax.tree.leaves(action))
     names, made = _names_in("obs", struct), _names_in("action", space_struct(choices))
     # Discrete values are those of the environment outside, and count from 0 inside.
     indices, elements = partial(to_indices, observations), partial(to_elements, choices)
@@ -104,7 +104,7 @@ def function_of(policy: GreedyPolicy) -> Function:
         return (*elements(decided), *(where(begun[i], followed[i]) for i in kept))
 
     names, made = [*names, *_names("memory", len(kept)), "first"], [*made, *_names("next_memory", len(kept))]
-    remembered = [_row(memory[i]) for i in kept]
+    remembered = row_struct([memory[i] for i in kept])
     return Function(step, policy.params, obs, actions, remembered, names, made, spaces, *entries)
 
 
@@ -152,7 +152,3 @@ def _names(of: str, count: int) -> list[str]:
 
 def _rows(n: int, struct: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), struct)
-
-
-def _row(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)

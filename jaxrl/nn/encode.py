@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl.masks import for_critic
 from jaxrl.nn.layers import FLAT, flatten
-from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, box_bounds
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, box_bounds, is_leaf
 from jaxrl.trees import Array, PyTree
 
 
@@ -36,7 +36,7 @@ def encode(space: Space, obs: PyTree, torso: str = "auto") -> Any:
 def space_leaves(space: Space) -> list[Any]:
     """Return the leaves of a space, in the order of its elements' leaves."""
     # Leaves by type, because Flax turns a dict among the attributes of a module into a `FrozenDict`.
-    return jax.tree.leaves(space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
+    return jax.tree.leaves(space, is_leaf=is_leaf)
 
 
 def image_leaves(space: Space) -> list[Box]:

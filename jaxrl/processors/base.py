@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl.errors import SettingsError, check_between, check_count
 from jaxrl.masks import map_except_mask
 from jaxrl.parsing import format_repr, format_settings
-from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, is_leaf
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Step, Transition
 
@@ -359,7 +359,7 @@ def _stack_space(frames: int, space: Space) -> Space:
         low, high = (_stack_bound(bound, shape, frames) for bound in (leaf.low, leaf.high))
         return Box(low, high, (*shape[:-1], shape[-1] * frames), leaf.dtype)
 
-    return map_except_mask(stacked, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
+    return map_except_mask(stacked, space, is_leaf=is_leaf)
 
 
 def _stack_bound(bound: Any, shape: tuple[int, ...], frames: int) -> Any:

@@ -5,11 +5,10 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jaxrl.errors import SettingsError
 from jaxrl.processors.base import Processor, StatsFns
-from jaxrl.trees import Array, PyTree, tree_where
+from jaxrl.trees import Array, PyTree, tree_repeat, tree_where
 from jaxrl.types import RecurrentObs, Step, Transition
 
 
@@ -32,7 +31,7 @@ def carry_memory(processor: Processor, memory: PyTree) -> Processor:
     if processor.horizon:
         raise SettingsError("processor: an agent with a memory learns from single steps; set processor.n_step to 1")
     return processor._replace(
-        init=lambda obs: MemoryState(processor.init(obs), _repeat_memory(memory, jax.tree.leaves(obs)[0].shape[0])),
+        init=lambda obs: MemoryState(processor.init(obs), tree_repeat(memory, jax.tree.leaves(obs)[0].shape[0])),
         process=partial(_process, processor, memory),
         observe=lambda state: RecurrentObs(processor.observe(state.inner), state.memory),
         stats=StatsFns(
@@ -44,10 +43,6 @@ def carry_memory(processor: Processor, memory: PyTree) -> Processor:
         replay_fns=None,  # `processor` is already the one for replay, if replay is used
         apply=processor.apply and partial(_apply, processor.apply),
     )
-
-
-def _repeat_memory(memory: PyTree, num_envs: int) -> PyTree:
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_envs, *x.shape)), memory)
 
 
 def _apply(apply: Callable[[PyTree, Transition], Transition], state: MemoryState, items: Transition) -> Transition:
@@ -67,4 +62,4 @@ def _process(processor: Processor, memory: PyTree, state: MemoryState, step: Ste
         obs=RecurrentObs(transition.obs, state.memory), next_obs=RecurrentObs(transition.next_obs, next_memory)
     )
     # Only the next step starts afresh: the successor just stored belongs to the old episode, and so does its memory.
-    return MemoryState(inner, tree_where(done, _repeat_memory(memory, done.shape[0]), next_memory)), with_memory
+    return MemoryState(inner, tree_where(done, tree_repeat(memory, done.shape[0]), next_memory)), with_memory

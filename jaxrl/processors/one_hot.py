@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl.errors import SettingsError, check_count
 from jaxrl.masks import map_except_mask
 from jaxrl.processors.base import Processor
-from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space, is_leaf
 from jaxrl.trees import Array, PyTree
 from jaxrl.types import Step
 
@@ -75,9 +75,7 @@ def _space(values: int, space: Space) -> Space:
         *lead, last = (*leaf.shape, 1) if len(leaf.shape) == 2 else leaf.shape
         return Box(0, 1, (*lead, last * values), "bool")
 
-    policy_space: Space = map_except_mask(
-        encode, space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete)
-    )
+    policy_space: Space = map_except_mask(encode, space, is_leaf=is_leaf)
     if not found:
         raise SettingsError("one_hot is for grids and vectors of integers, but observations have none")
     return policy_space

@@ -77,7 +77,7 @@ def guarded_update(
         health, {**numbers, PARAMETERS: jnp.where(reductions.stays_finite(new, state), 0.0, jnp.nan)}, opt_step
     )
     # The new state is selected as a whole: a partial update would leave parameters and moments inconsistent.
-    kept = {name: _mask(metric, ok) for name, metric in metrics.items()}
+    kept = {name: mask(metric, ok) for name, metric in metrics.items()}
     counted = {**kept, "skipped_updates": Total(1 - ok.astype(jnp.int32))}
     return accept(ok), health, counted, jnp.where(ok, priorities, -1.0)
 
@@ -136,7 +136,7 @@ def _update_health(health: Health, numbers: dict[str, Array], opt_step: Array) -
     ), ok
 
 
-def _mask(metric: Array | Stat | Total, ok: Array) -> Stat | Total:
+def mask(metric: Array | Stat | Total, ok: Array) -> Stat | Total:
     """Return the metric of an update, without any measurement unless `ok`."""
     if isinstance(metric, Total):
         return Total(jnp.where(ok, metric.count, 0))

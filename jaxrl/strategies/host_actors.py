@@ -30,7 +30,7 @@ from jaxrl.strategies import actor
 from jaxrl.strategies.actor import Choice, Packed
 from jaxrl.strategies.base import CollectInfo, ComposedStep, Strategy
 from jaxrl.strategies.interaction import Collector, StepInfo, add_episode_bounds, make_collect_info
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.trees import Array, Key, PyTree, tree_repeat
 from jaxrl.types import Transition
 from jaxrl.xla.packing import Layout, empty, unpack
 
@@ -342,8 +342,8 @@ def make_actor_fns(
         actor.make_step_layout(collector), actor.make_state_layout(one, nothing), actor.make_result_layout(one)
     )
     # Only the shapes of a round's batch; nothing is allocated.
-    words = lambda: _repeat_steps(empty(layouts.step, collector.env.num_envs).words, steps)
-    fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (host_actors.actors, *x.shape)), nothing)
+    words = lambda: tree_repeat(empty(layouts.step, collector.env.num_envs).words, steps)
+    fresh = tree_repeat(nothing, host_actors.actors)
     arrival = jax.eval_shape(lambda: ActorBatch(words(), jnp.float32(0), fresh))
     sent = collector.agent.fns.publish or collector.agent.strip
     return ActorFns(
@@ -371,10 +371,6 @@ def make_actor_fns(
         publish=lambda state: (sent(state.agent), processor.get_stats(state.processor)),
         push=push,
     )
-
-
-def _repeat_steps(words: dict[str, Array], steps: int) -> dict[str, Array]:
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (steps, *x.shape)), words)
 
 
 def init_stats(processor: Processor, host_actors: HostActors) -> PyTree:

@@ -19,7 +19,7 @@ from jaxrl.metrics import Metrics
 from jaxrl.processors.base import Processor, init_processor
 from jaxrl.processors.n_step import one_step
 from jaxrl.registry import algorithm_names, defaults_for, join_names
-from jaxrl.spaces import Box, Discrete, MultiDiscrete, Space
+from jaxrl.spaces import Box, Space, is_leaf
 from jaxrl.strategies import guard, interaction
 from jaxrl.strategies.base import BufferRefill, EvalFns, StateFns, Strategy, StrategyInfo, fold
 from jaxrl.strategies.guard import Health
@@ -411,7 +411,7 @@ def _evaluate_holdout(parts: _Parts, held: Dataset, params: PolicyParams, key: K
 
 def action_distance(space: Space, a: PyTree, b: PyTree) -> Array:
     """Return `[B]`: the mean squared difference in half widths of the bounds (`Box`), or the share that differs."""
-    leaves = jax.tree.leaves(space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
+    leaves = jax.tree.leaves(space, is_leaf=is_leaf)
     pairs = zip(leaves, jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return jnp.stack([_leaf_distance(leaf, x, y) for leaf, x, y in pairs]).mean(0)
 

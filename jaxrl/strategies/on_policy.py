@@ -1,6 +1,5 @@
 """On-policy training: collect a rollout, prepare it, and learn from it for some epochs, in one pure step."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +14,7 @@ from jaxrl.envs.base import Env, VecEnvState
 from jaxrl.envs.host import HostEnv
 from jaxrl.envs.resets import resets_note
 from jaxrl.errors import SettingsError, check_count
-from jaxrl.metrics import Metrics, Stat, Total
+from jaxrl.metrics import Metrics, Total
 from jaxrl.parsing import as_int
 from jaxrl.processors.base import Processor
 from jaxrl.registry import algorithm_names, defaults_for, join_names
@@ -352,13 +351,6 @@ def _update(
     # The update that requests the stop still counts. Later ones run too, since shapes are fixed, but are discarded.
     requested = agent.fns.stop(new, metrics)
     agent_state, health = tree_where(stopped, (state.agent, state.health), (new, health))
-    metrics = {**_mask_metrics(metrics, stopped), "stopped_updates": Total(stopped.astype(jnp.int32))}
+    metrics = {name: guard.mask(metric, ~stopped) for name, metric in metrics.items()}
+    metrics["stopped_updates"] = Total(stopped.astype(jnp.int32))
     return (state._replace(agent=agent_state, health=health), stopped | requested), metrics
-
-
-def _mask_metrics(metrics: Metrics, stopped: Array) -> Metrics:
-    """Return metrics without any measurement if the update was `stopped`."""
-    # No measurement: infinite bounds are neutral when metrics are merged.
-    nothing = Stat(jnp.int32(0), jnp.float32(0), jnp.float32(math.inf), jnp.float32(-math.inf))
-    blank = lambda m: nothing if isinstance(m, Stat) else Total(jnp.int32(0))
-    return {name: tree_where(stopped, blank(m), m) for name, m in metrics.items()}

@@ -436,13 +436,10 @@ def _advance(env: Env, policy: EvalPolicy, params: PyTree, key: Key, e: _Episode
 
 
 class EvalRules(NamedTuple):
-    """The rules by which a run evaluates its policy and selects the best."""
+    """How a run evaluates its policy and selects the best."""
 
     evaluator: EvaluateFn
     score: ScoreFn
-    key: Key
-    fixed: bool
-    """Whether all evaluations start in the same states."""
     confirms: bool
     """Whether to evaluate a candidate for the best a second time."""
 
@@ -467,14 +464,12 @@ class EvalOutcome(NamedTuple):
 
 
 def evaluate_and_confirm(
-    rules: EvalRules, params: PyTree, opt_steps: int, ledger: Ledger, on_disk: float | None
+    rules: EvalRules, params: PyTree, key: Key, opt_steps: int, ledger: Ledger, on_disk: float | None
 ) -> EvalOutcome:
     """Evaluate `params` after `opt_steps` optimisation steps, a candidate for the best twice; update `ledger`.
 
-    `on_disk` is the score of the best policy on disk.
+    `on_disk` is the score of the best policy on disk. The key is consumed.
     """
-    # Fold in the optimisation step, not the number of evaluations, which a resumption may change.
-    key = jax.random.fold_in(rules.key, 0 if rules.fixed else opt_steps)
     evaluation, score = _evaluate_once(rules, params, key, ledger, "evaluate")
     least, again = mean_return(evaluation), None
     better = lambda score: math.isfinite(score) and (on_disk is None or score > on_disk)

@@ -373,12 +373,12 @@ class Trainer:
             return None
         call(self.hooks.before_evaluation, self)
         config, opt_steps = self.config, self.schedule.opt_steps(self.ledger.t)
-        rules = EvalRules(
-            self._play_evaluation, self.score, self._eval_key, config.eval_starts == "fixed", config.confirm_best
-        )
+        rules = EvalRules(self._play_evaluation, self.score, config.confirm_best)
+        # Fold in the optimisation step, not the number of evaluations, which a resumption may change.
+        key = jax.random.fold_in(self._eval_key, 0 if config.eval_starts == "fixed" else opt_steps)
         on_disk, params = self._best.score if self._best else None, self._params(self._state)
         try:
-            found = evaluate_and_confirm(rules, params, opt_steps, self.ledger, on_disk)
+            found = evaluate_and_confirm(rules, params, key, opt_steps, self.ledger, on_disk)
         except Exception as error:
             # Nothing of this boundary is made yet, unless its row came first: a resumed run makes it.
             self._boundary_pending = recorded is None and self.ledger.t > 0

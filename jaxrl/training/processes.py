@@ -286,7 +286,8 @@ def distribute(tree: PyTree, shardings: PyTree) -> PyTree:
     leaves, form = jax.tree.flatten(tree)
     with reported():
         arrays = _broadcast_leaves(leaves)
-        placed = [_place(*each) for each in zip(leaves, arrays, jax.tree.leaves(shardings), strict=True)]
+        each = zip(leaves, arrays, jax.tree.leaves(shardings), strict=True)
+        placed = [as_keys(leaf, place_array(array, sharding)) for leaf, array, sharding in each]
         return jax.block_until_ready(jax.tree.unflatten(form, placed))
 
 
@@ -317,15 +318,6 @@ def _numbers(leaf: Any) -> Any:
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
-def _place(leaf: Any, array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    # Every process has the complete array, and puts its own shards on its devices.
-    made = jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-    if not is_key(leaf):
-        return made
-    wrap = lambda data: jax.random.wrap_key_data(data, impl=key_impl(leaf))
-    return jax.jit(wrap, out_shardings=sharding)(made)
-
-
 def plain_shape(leaf: Any) -> Any:
     """Return the shape and sharding of a leaf on disk; for a key, those of its data."""
     if not is_key(leaf):
@@ -334,9 +326,9 @@ def plain_shape(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)
 
 
-def place_array(shape: Any, array: np.ndarray) -> jax.Array:
-    """Return `array`, which every process has, with the sharding of `shape`."""
-    return jax.make_array_from_callback(shape.shape, shape.sharding, lambda index: array[index])
+def place_array(array: np.ndarray, sharding: Any) -> jax.Array:
+    """Return `array`, which every process has, with `sharding`: each puts its own shards on its devices."""
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def as_keys(leaf: Any, array: jax.Array) -> jax.Array:

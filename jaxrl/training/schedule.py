@@ -72,10 +72,6 @@ class Schedule:
         """Return whether a save after `opt_steps` is due by its interval, rather than because of an interrupt."""
         return self.save_interval is None or self.is_due(self.save_interval, opt_steps)
 
-    def is_regular_record(self, opt_steps: int) -> bool:
-        """Return whether a row after `opt_steps` is due by its interval."""
-        return self.is_due(self.record_interval, opt_steps)
-
     def is_due(self, interval: int, opt_steps: int) -> bool:
         """Return whether what happens at an interval is due after `opt_steps`, the end of an iteration."""
         # At or past a multiple by less than one iteration, and never at 0.

@@ -200,10 +200,6 @@ class TrainerConfig(RunConfig):
         before = min(opt_steps - 1, 0) if before is None else before
         return opt_steps // self.video_interval > before // self.video_interval
 
-    def round_length(self, strategy: Strategy) -> "TrainerConfig":
-        """Return these settings with `max_opts` rounded up to whole iterations of `strategy`."""
-        return replace(self, max_opts=round_to_iterations(self.max_opts, strategy.opt_steps_per_step))
-
     def schedule(self, strategy: Strategy) -> Schedule:
         """Return the schedule of a run of `strategy`; raise `SettingsError` for incompatible intervals."""
         return Schedule(
@@ -352,11 +348,11 @@ def check_strategy(strategy: object) -> None:
         )
 
 
-def rounding(asked: int, taken: int, opt_steps_per_step: int) -> list[str]:
-    """Return a note if the length of a run was rounded up."""
-    if asked == taken:
-        return []
-    return [f"max_opts {asked} is rounded up to {taken}: an iteration makes {opt_steps_per_step} optimisation steps"]
+def round_length(config: Config, opt_steps_per_step: int) -> tuple[Config, list[str]]:
+    """Return settings with `max_opts` rounded up to whole iterations, and a note if it was."""
+    asked, taken = config.max_opts, round_to_iterations(config.max_opts, opt_steps_per_step)
+    note = f"max_opts {asked} is rounded up to {taken}: an iteration makes {opt_steps_per_step} optimisation steps"
+    return replace(config, max_opts=taken), [note] if taken != asked else []
 
 
 def plan_run(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, Schedule, list[str]]:
@@ -369,8 +365,8 @@ def plan_run(strategy: Strategy, config: TrainerConfig) -> tuple[TrainerConfig, 
     if not config.save_replay and strategy.state_fns.refill is None:
         name = (strategy.info.settings or {}).get("algo", "this strategy")
         raise SettingsError(f"save_replay is no, but {name} has no replay that could be filled again; leave it out")
-    asked, config = config.max_opts, config.round_length(strategy)
-    return config, config.schedule(strategy), rounding(asked, config.max_opts, strategy.opt_steps_per_step)
+    config, notes = round_length(config, strategy.opt_steps_per_step)
+    return config, config.schedule(strategy), notes
 
 
 def extend(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import jaxrl.shards as shards_of_run
 from jaxrl.errors import SettingsError
 from jaxrl.shards import AXIS, axis_size
-from jaxrl.trees import Array, PyTree, is_key, key_impl
+from jaxrl.trees import Array, PyTree, is_key, key_impl, row_struct
 from jaxrl.xla.attempts import with_fallback
 from jaxrl.xla.equations import Code, Equation, Step, arrays, bind, body_of_call, read, run, scan_counts, walk_equation
 
@@ -79,7 +79,7 @@ def _run_in_one_batch(
 
 def _run_one_by_one(flat: Callable[..., PyTree], shards: int, given: Spread) -> tuple[PyTree, PyTree]:
     # Traced for one shard, with the shapes of one, on an axis of all shards.
-    local = [_row(x) if own else _like(x) for x, own in zip(given.values, given.each, strict=True)]
+    local = [row_struct(x) if own else _like(x) for x, own in zip(given.values, given.each, strict=True)]
     traced, shape = jax.make_jaxpr(flat, axis_env=[(AXIS, shards)], return_shape=True)(*local)
     made = _interpret(_inline(read(traced)), given, shards)
     result = jax.tree.structure(shape)
@@ -99,10 +99,6 @@ def _here(shards: int) -> int:
 
 def _devices() -> int:
     return axis_size(DEVICES) or 1
-
-
-def _row(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
 
 
 def _like(x: Any) -> jax.ShapeDtypeStruct:
@@ -360,7 +356,7 @@ def _loop_over_shards(function: Callable[[list[Any]], list[Any]], rows: list[Any
         row = function([jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in rows])
         return [jax.lax.dynamic_update_index_in_dim(m, x, i, 0) for m, x in zip(made, row, strict=True)]
 
-    blank = [add(_blank(x, shards)) for x in jax.eval_shape(function, [_row(x) for x in rows])]
+    blank = [add(_blank(x, shards)) for x in jax.eval_shape(function, row_struct(rows))]
     return [x[:shards] for x in jax.lax.fori_loop(0, turns, turn, blank)]
 
 

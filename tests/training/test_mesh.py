@@ -43,5 +43,5 @@ def test_settings_keep_a_mesh_as_it_is_written() -> None:
 def test_of_members_on_the_same_devices_one_trains_at_a_time() -> None:
     """Two threads would begin programs in other orders on each device, and wait for each other for ever."""
     placement = MemberPlacement({}, {0: "first", 1: "third", 2: "first", 3: "third"}, [], several=2)
-    assert [placement.free(number, going=[0]) for number in range(4)] == [False, True, False, True]
-    assert MemberPlacement({}, dict.fromkeys(range(4)), []).free(1, going=[0])
+    assert [placement.is_free(number, going=[0]) for number in range(4)] == [False, True, False, True]
+    assert MemberPlacement({}, dict.fromkeys(range(4)), []).is_free(1, going=[0])

@@ -23,7 +23,7 @@ from jaxrl.training.population.teams import split_teams
 from jaxrl.training.processes import require_alone
 from jaxrl.training.report import Report
 from jaxrl.training.schedule import Schedule
-from jaxrl.training.settings import TrainerConfig, extend
+from jaxrl.training.settings import TrainerConfig, extend, round_length
 from jaxrl.training.stops import EARLY, HALVED, LIMITS
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.files import plain, read_yaml
@@ -255,7 +255,8 @@ class Gates:
 
 def _last_opt_step(member: Member, config: TrainerConfig) -> int:
     """Return the optimisation steps at which a member ends by `max_opts`, in whole iterations, or `max_env_steps`."""
-    schedule = config.round_length(member.strategy).schedule(member.strategy)
+    strategy = member.strategy
+    schedule = round_length(config, strategy.opt_steps_per_step)[0].schedule(strategy)
     return schedule.opt_steps(schedule.last)
 
 

@@ -28,7 +28,7 @@ from jaxrl.training.loop import Lane
 from jaxrl.training.mesh import MeshShape
 from jaxrl.training.program import Sums, compile_evaluation_together, compile_together
 from jaxrl.training.storage.leaves import HostKeys
-from jaxrl.trees import Array, Key, PyTree, is_key, key_impl, tree_bytes
+from jaxrl.trees import Array, Key, PyTree, is_key, key_impl, tree_bytes, tree_repeat
 
 MEMBER_S = 0.004
 """Target duration of a call for each member, in seconds, some 25 times what the host spends on a member and call."""
@@ -299,9 +299,7 @@ def _write(states: PyTree, one: PyTree, lane: Array) -> PyTree:
     return jax.tree.map(lambda all, x: jax.lax.dynamic_update_index_in_dim(all, x, lane, 0), states, one)
 
 
-@partial(jax.jit, static_argnums=1)
-def _repeat(one: PyTree, times: int) -> PyTree:
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (times, *x.shape)), one)
+_repeat = jax.jit(tree_repeat, static_argnums=1)
 
 
 @jax.jit
@@ -328,7 +326,7 @@ class MemberPlacement(NamedTuple):
         placement = strategy.placement._replace(devices=self.several, first_device=first)
         return strategy._replace(placement=placement)
 
-    def free(self, number: int, going: Iterable[int]) -> bool:
+    def is_free(self, number: int, going: Iterable[int]) -> bool:
         """Return whether a member may train while others are `going`.
 
         Programs on the same devices, launched by two threads, could deadlock.

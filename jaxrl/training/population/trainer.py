@@ -263,6 +263,7 @@ class PopulationTrainer:
         """Keep advancing the least advanced member to its next boundary, on as many threads as there are workers."""
         queue = Queue(self._runs)
         going: dict[Future[Report | None], MemberRun] = {}
+        is_free = lambda number: self._placement.is_free(number, [run.member.number for run in going.values()])
         held: dict[int, int] = {}
         ends: list[MemberRun] = []
         try:
@@ -276,7 +277,7 @@ class PopulationTrainer:
                 for number, opt_steps in self._release(held, idle=not (queue or going)):
                     self._join(number)
                     queue.put(number, opt_steps)
-                while len(going) < self._threads() and (run := queue.take(self._devices_free(going))) is not None:
+                while len(going) < self._threads() and (run := queue.take(is_free)) is not None:
                     if run.reports is not None or not self.interrupt:  # start no more members after an interrupt
                         going[pool.submit(bind_context(self._advance), run)] = run
                     else:
@@ -361,10 +362,6 @@ class PopulationTrainer:
             failed += [error for job in jobs if (error := job.exception()) is not None]
         if failed:
             raise failed[0]
-
-    def _devices_free(self, going: Mapping[Any, MemberRun]) -> Callable[[int], bool]:
-        """Return a predicate: whether the devices of a member, by number, are free of all members `going`."""
-        return partial(self._placement.free, going=[run.member.number for run in going.values()])
 
     # --- searching ---
 

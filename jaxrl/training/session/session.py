@@ -36,7 +36,7 @@ from jaxrl.training.program import summarise, zero_sums
 from jaxrl.training.recorders import Recorder, require_recorders
 from jaxrl.training.report import call, progress_parts, run_dir_part
 from jaxrl.training.sanity import columns_to_write
-from jaxrl.training.schedule import MAX_COUNT, Schedule, round_to_iterations
+from jaxrl.training.schedule import MAX_COUNT, Schedule
 from jaxrl.training.session import inputs
 from jaxrl.training.session.evaluation import EpisodeEvaluation, Recording
 from jaxrl.training.session.state import (
@@ -63,7 +63,7 @@ from jaxrl.training.session.statistics import (
     score_columns,
 )
 from jaxrl.training.session.stepper import Stepper, plan_of_session
-from jaxrl.training.settings import SessionConfig, check_format, rounding, with_recorders
+from jaxrl.training.settings import SessionConfig, check_format, round_length, with_recorders
 from jaxrl.training.storage.checkpoints import Facts, Store
 from jaxrl.training.storage.members import require_no_member
 from jaxrl.training.storage.run import Resume, Storage, resolve_resume
@@ -153,7 +153,7 @@ class Session:
         self._outside = inputs.describe_envs(spec, self.config.num_envs)
         self._stepwise = assemble(self.config, self._outside.spec, agent, buffer, processor, teacher)
         self._taught_by = settings_of_teacher(teacher)
-        self.config, self._rounding = round_length(self.config, self._stepwise)
+        self.config, self._rounding = round_length(self.config, self._stepwise.schedule.updates)
         self._schedule = schedule_of(self.config, self._stepwise)
         self._closed, self._saves, self._termination = False, list[int](), Termination()
         self._saved: SessionState | None = None
@@ -226,7 +226,8 @@ class Session:
                 statistics, interval = add_episodes(after.statistics, after.interval, episodes)
                 after = after._replace(statistics=statistics, interval=interval)
             self._now = after
-            due = self._schedule.is_regular_record(self.opt_steps) or (self.config.record_interval and self._at_end)
+            every = self.config.record_interval
+            due = self._schedule.is_due(every, self.opt_steps) or (every and self._at_end)
             if learnt is not None and due:
                 self._record()
         if not (episodes or self._at_end):
@@ -745,12 +746,6 @@ def assemble(
     if buffer is None:
         raise SettingsError(f"{known.name} learns from replay; give buffer, as in buffer=jaxrl.uniform(50_000)")
     return _from_replay(config, spec, *interaction.connect((processor or one_step()).for_replay, known), buffer)
-
-
-def round_length(config: SessionConfig, stepwise: Stepwise) -> tuple[SessionConfig, list[str]]:
-    """Return settings with `max_opts` rounded up to whole iterations, and notes on it."""
-    length = round_to_iterations(config.max_opts, stepwise.schedule.updates)
-    return replace(config, max_opts=length), rounding(config.max_opts, length, stepwise.schedule.updates)
 
 
 def _from_replay(config: SessionConfig, spec: EnvSpec, processor: Processor, agent: Agent, buffer: Buffer) -> Stepwise:

@@ -19,13 +19,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 import jaxrl.training.processes as processes
 from jaxrl.errors import JaxrlError, StorageError, safe_str
 from jaxrl.hush import hushed
 from jaxrl.training.storage.files import sync_dir
 from jaxrl.training.storage.layout import LayoutError, require_layout
-from jaxrl.training.storage.leaves import checksum, flatten, nest, select_paths
+from jaxrl.training.storage.leaves import checksum, flatten, nest
 from jaxrl.trees import PyTree, tree_bytes
 
 ORBAX = threading.Lock()
@@ -344,7 +345,7 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
         require_layout(path, {name: processes.plain_shape(x) for name, x in wanted.items()})
         with ORBAX, hushed():
             restored = ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(tree))
-            found = select_paths(restored, wanted)
+            found = flatten_dict(restored, sep="/")
     return {name: found[name] if name in found else _without_entries(x) for name, x in like.items()}
 
 
@@ -364,4 +365,4 @@ def read_foreign(path: Path) -> PyTree:
 def _without_entries(like: Any) -> Any:
     """Return an empty array with the shape, dtype and, if any, sharding of `like`."""
     empty = np.empty(like.shape, like.dtype)
-    return empty if isinstance(like, np.ndarray) else processes.place_array(like, empty)
+    return empty if isinstance(like, np.ndarray) else processes.place_array(empty, like.sharding)

@@ -6,9 +6,8 @@ nested dictionaries (`nest`), which Orbax returns to users who restore a checkpo
 
 import functools
 import hashlib
-import operator
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -134,8 +133,3 @@ def nest(arrays: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{path[:200]} is nested too deeply; at most {MAX_DEPTH} levels can be saved")
         node[last] = array
     return tree
-
-
-def select_paths(tree: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
-    """Return the arrays at `paths` in nested dictionaries; the inverse of `nest`."""
-    return {path: functools.reduce(operator.getitem, path.split("/"), tree) for path in paths}
