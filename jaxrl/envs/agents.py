@@ -127,7 +127,7 @@ def unflatten_agents(tree: PyTree, count: int) -> Any:
     return jax.tree.map(lambda x: jnp.reshape(x, (-1, count, *jnp.shape(x)[1:])), tree)
 
 
-def vectorise_agents(env: Env, num_envs: int, resets: str = "auto", stagger: bool = False) -> VecEnv:
+def vectorise_agents(env: Env, num_envs: int, resets: str, stagger: bool) -> VecEnv:
     """Run `num_envs / A` games at once; row `g A + a` is agent `a` of game `g`.
 
     The episode of a row ends when its agent terminates, or with the game. Rows of dead agents are neither `valid` nor

@@ -21,9 +21,7 @@ from jaxrl.spaces import Box, EnvSpec
 from jaxrl.trees import Array, Key, PyTree
 
 
-def physics_env(
-    name: str, env: Any, limit: int, settings: Mapping[str, Any], render: RenderFn | None = None, repeat: int = 1
-) -> Env:
+def physics_env(name: str, env: Any, limit: int, settings: Mapping[str, Any], render: RenderFn, repeat: int = 1) -> Env:
     """Return `env`, an environment without wrappers, as an `Env`.
 
     Args:

@@ -34,7 +34,7 @@ def with_demos(
     agent: Agent,
     processor: Processor,
     env: Env | HostEnv,
-    shards: int = 1,
+    shards: int,
 ) -> Buffer:
     """Return `buffer`, that of one shard, mixed with `demos`, which make up `share` of each batch; without `demos`,
     `buffer` itself.

@@ -200,7 +200,7 @@ def make_shard_envs(
     host_actors: HostActors | None,
     resets: str,
     shards: int,
-    stagger: bool = False,
+    stagger: bool,
     **divided: int,
 ) -> tuple[VecEnv, int]:
     """Return the environments of one shard, and the number of shards; `num_envs` are those of each actor, if any.
@@ -322,9 +322,9 @@ def make_actor_fns(
     host_actors: HostActors,
     *,
     steps: int,
-    fill: int = 0,
-    random_fill: bool = False,
-    push: Any = None,
+    fill: int,
+    random_fill: bool,
+    push: Any,
 ) -> ActorFns:
     """Return the programs of actors that take `steps` steps per round; `collector` has the environments of all.
 

@@ -131,7 +131,7 @@ def init(stepwise: Stepwise, key: Key) -> StepwiseState:
     )
 
 
-def stream_keys(key: Key, passes: MinibatchSchedule | None = None) -> dict[Phase, Key]:
+def stream_keys(key: Key, passes: MinibatchSchedule | None) -> dict[Phase, Key]:
     """Return the key of each phase's stream.
 
     `key` of the seed is split as in `off_policy`, or with `passes` as in `on_policy`, for the same random numbers.

@@ -323,7 +323,7 @@ def for_agents(one: EvalPolicy, count: int) -> EvalPolicy:
     return EvalPolicy(lambda params, obs: one.begin(params, flatten_agents(obs)), act, observe)
 
 
-def evaluator_for(env: Env | HostEnv, policy: Policy, episodes: int, sampled: bool = False) -> EvaluateFn:
+def evaluator_for(env: Env | HostEnv, policy: Policy, episodes: int, sampled: bool) -> EvaluateFn:
     """Return an evaluator of `policy` in `env`, on the device or on the host."""
     made = Evaluator if isinstance(env, Env) else HostEvaluator
     return made(env, policy, episodes, sampled=sampled)  # type: ignore[arg-type]

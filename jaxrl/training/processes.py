@@ -192,11 +192,11 @@ def answer(said: str) -> None:
         _store().key_value_set(f"{READY}{number()}", said, allow_overwrite=True)
 
 
-def meet(where: str) -> None:
-    """Wait at a barrier for all processes, with a longer timeout than a program's, since compilation may be slow."""
+def meet_compiled() -> None:
+    """Wait until all processes have compiled, which may take longer than the timeout of a program."""
     if several():
         with reported():
-            _store().wait_at_barrier(f"jaxrl/{where}/{next(_met)}", 3_600_000)
+            _store().wait_at_barrier(f"jaxrl/compiled/{next(_met)}", 3_600_000)
 
 
 @contextmanager

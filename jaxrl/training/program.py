@@ -256,7 +256,7 @@ def compile_all(
             submit(evaluator.compile, jax.eval_shape(params, state), key).result()
         made |= {run: run_job.result()} if run_job else {}
         made |= {"init": init_job.result()} if init_job else {}
-    processes.meet("compiled")
+    processes.meet_compiled()
     first = made.get("init", init)
     begin = lambda key: Saved(*devices.run_init(first, key, values))
     where = Saved(*devices.shardings_of(strategy, *like))

@@ -80,7 +80,7 @@ class Result(NamedTuple):
         )
 
 
-def axes_for(points: Sequence[Point], axes: Any = None) -> Any:
+def axes_for(points: Sequence[Point], axes: Any) -> Any:
     """Return matplotlib axes for a learning curve: `axes`, or those of a new figure.
 
     Raises:
