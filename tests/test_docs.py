@@ -319,6 +319,22 @@ def test_links_to_the_source_lead_to_names_of_it() -> None:
         pkgutil.resolve_name(f"{path.replace('/', '.')}.{name.rpartition('.')[2]}")
 
 
+def test_the_table_of_where_things_are_names_files_and_what_stands_in_them() -> None:
+    table = (DOCS / "design.md").read_text().partition("## Where to find it")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 15
+    for _, code, tests in rows:
+        for folder, cell in (("jaxrl", code), ("tests", tests)):
+            path = Path()
+            for name in re.findall(r"`([^`]+)`", cell):
+                if "/" in name:
+                    path = ROOT / folder / name
+                    assert path.exists(), name
+                elif name != "vmap":
+                    found = ROOT / "jaxrl/training/loop.py" if name.startswith("Trainer.") else path
+                    assert re.search(rf"(def|class) {name.rpartition('.')[2]}\b", found.read_text()), name
+
+
 # --- the site -----------------------------------------------------------------------------------------------------
 
 
