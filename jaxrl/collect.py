@@ -1,6 +1,6 @@
 """`python -m jaxrl.collect RUN_DIR --transitions N --out FILE`: collect a data set with a run's best policy."""
 
-from jaxrl.cli.main import Parser, place, run_main  # first: it installs signal handlers
+from jaxrl.cli.main import Parser, path_arg, run_main  # first: it installs signal handlers
 
 # isort: split
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def main(args: Sequence[str]) -> int:
     add_which(parser)
     add_env_options(parser)
     parser.add_argument("--transitions", type=int, required=True, help="environment steps to take")
-    parser.add_argument("--out", type=place, required=True, help="data set to write, an .npz file")
+    parser.add_argument("--out", type=path_arg, required=True, help="data set to write, an .npz file")
     parser.add_argument("--random", type=float, default=0.0, help="share of steps taken at random (default: 0)")
     parser.add_argument(
         "--noise", type=float, default=0.0, help="deviation of the noise on actions, of half their range (default: 0)"

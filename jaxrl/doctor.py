@@ -69,7 +69,7 @@ def main(args: Sequence[str]) -> int:
         "Nothing is written but temporary files, where TMPDIR says.",
     )
     parser.add_argument("--quick", action="store_true", help="compile one agent only, and measure no speed")
-    parser.add_argument("--json", type=cli.place, help="file to write the same to, as data")
+    parser.add_argument("--json", type=cli.path_arg, help="file to write the same to, as data")
     options = parser.parse(args)
     page = Page(options.json and Path(options.json))
     cli.without_compilation_cache()

@@ -3,7 +3,7 @@
 from jaxrl.cli.main import (  # first: it installs signal handlers
     Parser,
     cache_compilations,
-    place,
+    path_arg,
     require_devices,
     run_main,
 )
@@ -76,7 +76,7 @@ def of_what(policy: GreedyPolicy, options: Namespace, env: str) -> str:
 
 def add_which(parser: Parser) -> None:
     """Add the arguments that select a policy."""
-    parser.add_argument("run_dir", type=place, help="directory of the run")
+    parser.add_argument("run_dir", type=path_arg, help="directory of the run")
     parser.add_argument("--member", type=int, help="which of a population (default: the one with the best score)")
     parser.add_argument(
         "--step", help="best, latest, final, or the optimisation steps of a checkpoint (default: best, else latest)"

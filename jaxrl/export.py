@@ -1,6 +1,6 @@
 """`python -m jaxrl.export RUN_DIR`: export a run's policy as a program that needs no jaxrl."""
 
-from jaxrl.cli.main import Parser, place, run_main  # first: it installs signal handlers
+from jaxrl.cli.main import Parser, path_arg, run_main  # first: it installs signal handlers
 
 # isort: split
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def main(args: Sequence[str]) -> int:
     )
     add_which(parser)
     parser.add_argument("--format", choices=tuple(FORMATS), default="stablehlo", help="(default: stablehlo)")
-    parser.add_argument("--out", type=place, help="directory to write (default: policy-FORMAT)")
+    parser.add_argument("--out", type=path_arg, help="directory to write (default: policy-FORMAT)")
     parser.add_argument("--overwrite", action="store_true", help="replace that directory if an export made it")
     options = parser.parse(args)
     out = Path(options.out or f"policy-{options.format}")

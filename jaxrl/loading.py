@@ -90,17 +90,17 @@ def teacher_of(config: Any) -> GreedyPolicy | None:
     Raises:
       MissingError: the policy does not exist, or is not the one that the run began with.
     """
-    place = getattr(config, "teacher", None)
-    if place is None:
+    teacher = getattr(config, "teacher", None)
+    if teacher is None:
         return None
-    run, step = split_checkpoint(Path(local(place)))
+    run, step = split_checkpoint(Path(local(teacher)))
     try:
         found = load_policy(run, step=step)
     except (SettingsError, NoCheckpointError) as error:
         raise MissingError(f"teacher: {error}") from error
     if config.teacher_sha256 not in ("", found.sha256):
         raise MissingError(
-            f"teacher: the policy of {place} is not the one that the run began with (sha256 {found.sha256[:12]}..., "
+            f"teacher: the policy of {teacher} is not the one that the run began with (sha256 {found.sha256[:12]}..., "
             f"expected {config.teacher_sha256[:12]}...); bring that one back, or begin another run"
         )
     return found

@@ -1,6 +1,6 @@
 """`python -m jaxrl.play RUN_DIR --out episode.gif`: render one greedy episode of a run's best policy."""
 
-from jaxrl.cli.main import Parser, place, run_main  # first: it installs signal handlers
+from jaxrl.cli.main import Parser, path_arg, run_main  # first: it installs signal handlers
 
 # isort: split
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def main(args: Sequence[str]) -> int:
     add_which(parser)
     add_env_options(parser)
     parser.add_argument(
-        "--out", type=place, default="episode.gif", help="GIF or MP4 to write, by its name (default: episode.gif)"
+        "--out", type=path_arg, default="episode.gif", help="GIF or MP4 to write, by its name (default: episode.gif)"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the episode (default: 0)")
     parser.add_argument("--max-steps", type=int, default=1_000, help="environment steps at most (default: 1000)")

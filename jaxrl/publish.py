@@ -1,6 +1,6 @@
 """`python -m jaxrl.publish RUN_DIR --out DIR`: write a folder ready for a model hub; nothing is uploaded."""
 
-from jaxrl.cli.main import Parser, place, run_main  # first: it installs signal handlers
+from jaxrl.cli.main import Parser, path_arg, run_main  # first: it installs signal handlers
 
 # isort: split
 import tempfile
@@ -35,7 +35,7 @@ def main(args: Sequence[str]) -> int:
     add_which(parser)
     add_env_options(parser)
     add_episodes(parser)
-    parser.add_argument("--out", type=place, required=True, help="directory to write")
+    parser.add_argument("--out", type=path_arg, required=True, help="directory to write")
     parser.add_argument("--overwrite", action="store_true", help="replace that directory if it was written like this")
     options = parser.parse(args)
     check_episodes(options)

@@ -1,6 +1,6 @@
 """`python -m jaxrl.report RUN...`: report on runs, finished or in progress, as a page, a picture or a table."""
 
-from jaxrl.cli.main import Parser, place, run_main  # first: it installs signal handlers
+from jaxrl.cli.main import Parser, path_arg, run_main  # first: it installs signal handlers
 
 # isort: split
 import os
@@ -27,16 +27,16 @@ def main(args: Sequence[str]) -> int:
         "runs/* --out page.html",
         description="Report on runs and populations. They are read only, also while they go on.",
     )
-    parser.add_argument("runs", nargs="+", type=place, metavar="RUN", help="directory of a run or a population")
+    parser.add_argument("runs", nargs="+", type=path_arg, metavar="RUN", help="directory of a run or a population")
     parser.add_argument(
-        "--out", type=place, help="page to write (default: report.html, unless another file is asked for)"
+        "--out", type=path_arg, help="page to write (default: report.html, unless another file is asked for)"
     )
-    parser.add_argument("--png", type=place, help="picture of the learning curves to write")
-    parser.add_argument("--csv", type=place, help="table of all scores and returns of all runs to write")
+    parser.add_argument("--png", type=path_arg, help="picture of the learning curves to write")
+    parser.add_argument("--csv", type=path_arg, help="table of all scores and returns of all runs to write")
     parser.add_argument(
-        "--aggregate", type=place, help="table of mean, IQM and its 95 %% interval of each setting to write"
+        "--aggregate", type=path_arg, help="table of mean, IQM and its 95 %% interval of each setting to write"
     )
-    parser.add_argument("--json", type=place, help="evaluations in the layout of marl-eval to write")
+    parser.add_argument("--json", type=path_arg, help="evaluations in the layout of marl-eval to write")
     about = "what the curves of --png and --aggregate, and at first of the page, are over (default: %(default)s)"
     parser.add_argument("--x", choices=AXES, default="env_steps", help=about)
     about = f"serve the page on this machine alone, made anew as runs go on (default port: {PORT})"

@@ -49,8 +49,8 @@ def axis_size(name: str) -> int | None:
 
 def shard_index() -> Array:
     """Return the index of this shard, int32."""
-    place, devices = jax.lax.axis_index(AXIS), _device_axis.get()
-    return place if devices is None else jax.lax.axis_index(devices) * jax.lax.axis_size(AXIS) + place
+    index, devices = jax.lax.axis_index(AXIS), _device_axis.get()
+    return index if devices is None else jax.lax.axis_index(devices) * jax.lax.axis_size(AXIS) + index
 
 
 def num_shards() -> int:

@@ -9,7 +9,7 @@ on standard error.
 from jaxrl.cli.main import (  # first: it installs signal handlers
     Parser,
     cache_compilations,
-    place,
+    path_arg,
     require_devices,
     run_main,
 )
@@ -74,7 +74,7 @@ def main(args: Sequence[str]) -> int:
         "runs/cartpole --replay",
         description="Check every checkpoint of a run, its best policy and its logs; change nothing.",
     )
-    parser.add_argument("run_dir", type=place, help="directory of the run")
+    parser.add_argument("run_dir", type=path_arg, help="directory of the run")
     parser.add_argument("--member", type=int, help="which of a population (default: all of them)")
     parser.add_argument(
         "--replay", action="store_true", help="train again from each checkpoint to the next, and compare every bit"

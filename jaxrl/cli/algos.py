@@ -302,8 +302,8 @@ def build_on_policy(agent: AgentMaker, config: Any, teacher: GreedyPolicy | None
         return strategy
     settings = dict(strategy.info.settings or {})
     # Known by its place, it is no part made in Python.
-    place, custom = str(Path(config.teacher).absolute()), [part for part in settings["custom"] if part != "teacher"]
-    settings |= {"teacher": place, "custom": custom}
+    path, custom = str(Path(config.teacher).absolute()), [part for part in settings["custom"] if part != "teacher"]
+    settings |= {"teacher": path, "custom": custom}
     return strategy._replace(info=strategy.info._replace(settings=settings))
 
 

@@ -128,7 +128,7 @@ def parse_whole_number(text: str) -> int:
     return number
 
 
-def place(text: str) -> str:
+def path_arg(text: str) -> str:
     """Convert an argument that names a directory or a file, expanding `~`."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty; expected a directory or a file")

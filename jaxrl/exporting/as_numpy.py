@@ -48,10 +48,10 @@ def _cast(eqn: Any, x: str) -> str:
 
 
 def _broadcast(eqn: Any, x: str) -> str:
-    shape, places = eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    shape, axes = eqn.params["shape"], eqn.params["broadcast_dimensions"]
     spread = [1] * len(shape)
-    for place, size in zip(places, eqn.invars[0].aval.shape, strict=True):
-        spread[place] = size
+    for axis, size in zip(axes, eqn.invars[0].aval.shape, strict=True):
+        spread[axis] = size
     return f"np.broadcast_to(np.reshape({x}, {tuple(spread)}), {tuple(shape)})"
 
 

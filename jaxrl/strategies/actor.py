@@ -130,10 +130,10 @@ def _init_state(
 
 
 def first(
-    collector: Collector, layout: Layout, random: bool, agent: PyTree, packed: Packed, key: Key, place: Array
+    collector: Collector, layout: Layout, random: bool, agent: PyTree, packed: Packed, key: Key, counters: Array
 ) -> tuple[Packed, Choice]:
-    """Begin a round: select the actions of its first step; `place` is uint32: round and optimisation step."""
-    state = _unpack_state(layout, packed)._replace(round=place[0], step=jnp.uint32(0), opt_step=place[1])
+    """Begin a round: select the actions of its first step; `counters` are uint32: round and optimisation step."""
+    state = _unpack_state(layout, packed)._replace(round=counters[0], step=jnp.uint32(0), opt_step=counters[1])
     return _pack_state(layout, state), _select_actions(collector, random, agent, state, key)
 
 

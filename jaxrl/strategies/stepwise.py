@@ -188,13 +188,13 @@ def restart_processor(stepwise: Stepwise, last: Last, obs: PyTree, ended: Array,
 
 
 def act(
-    stepwise: Stepwise, phase: Phase, agent: PyTree, shown: PyTree, key: Key, place: Array
+    stepwise: Stepwise, phase: Phase, agent: PyTree, shown: PyTree, key: Key, counters: Array
 ) -> tuple[PyTree, PyTree]:
     """Select actions; return them and extras.
 
-    `key` is the stream of the phase; `place` is uint32: iteration, step in it, and optimisation step.
+    `key` is the stream of the phase; `counters` are uint32: iteration, step in it, and optimisation step.
     """
-    t, step, opt_step = place
+    t, step, opt_step = counters
     # The same keys as in `ComposedStep` and `take_steps`, so that a session acts as a strategy would.
     iteration = fold(key, t)
     acting_key = jax.random.split(iteration)[0] if phase == "train" else iteration
@@ -212,9 +212,9 @@ def process_step(
     action: PyTree,
     extras: PyTree,
     result: StepResult,
-    place: Array,
+    index: Array,
 ) -> tuple[Transition, PackedProcessor]:
-    """Process a step; if `complete`, write its transitions at index `place` of the iteration.
+    """Process a step; if `complete`, write its transitions as step `index` of the iteration.
 
     Return the transitions of the iteration and the processor.
     """
@@ -224,15 +224,15 @@ def process_step(
     processor, new_items = stepwise.processor.process(_unpack_processor(stepwise, window), step)
     if complete:
         write = lambda old, new: jax.lax.dynamic_update_slice_in_dim(
-            old, jnp.asarray(new, old.dtype), place.astype(jnp.int32), 0
+            old, jnp.asarray(new, old.dtype), index.astype(jnp.int32), 0
         )
         items = jax.tree.map(write, items, _as_rollout(new_items, step.terminated | step.truncated))
     return items, _pack_processor(stepwise, processor)
 
 
-def mark_ended(is_last: Array, ended: Array, place: Array) -> Array:
-    """Return `is_last` `[T, N]` of an iteration, set also where `ended` `[N]` at step `place`."""
-    return is_last.at[place].set(is_last[place] | ended)
+def mark_ended(is_last: Array, ended: Array, step: Array) -> Array:
+    """Return `is_last` `[T, N]` of an iteration, set also where `ended` `[N]` at step `step`."""
+    return is_last.at[step].set(is_last[step] | ended)
 
 
 def _as_rollout(items: Transition, ended: Array) -> Transition:

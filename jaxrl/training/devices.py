@@ -83,7 +83,7 @@ def over_devices(strategy: Strategy, function: Callable[..., Any], like: PyTree,
     return run
 
 
-def place(strategy: Strategy, state: PyTree) -> PyTree:
+def shard_state(strategy: Strategy, state: PyTree) -> PyTree:
     """Place a training state on the devices of its run, or what belongs there in the host's memory; for shapes, add the
     shardings."""
     if strategy.placement.devices == 1:
@@ -157,7 +157,7 @@ def shardings_of(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTre
     if not processes.several():
         return state, sums
     same = NamedSharding(_mesh(strategy), SAME)
-    return place(strategy, state), jax.tree.map(lambda x: _at(x, same), sums)
+    return shard_state(strategy, state), jax.tree.map(lambda x: _at(x, same), sums)
 
 
 def _over(strategy: Strategy, devices: int) -> Strategy:
@@ -197,7 +197,7 @@ def _mesh(strategy: Strategy) -> Mesh:
 
 
 def place_then(strategy: Strategy, program: Callable[..., Any], like: PyTree) -> Callable[..., Any]:
-    """Wrap a compiled program to place its state, of the shapes `like`, on the devices first."""
+    """Wrap a compiled program to shard its state, of the shapes `like`, on the devices first."""
     alone = strategy.placement.devices == 1 and not packing.bytes_on_host(like)
     return program if alone else partial(_run_placed, strategy, program)
 
@@ -205,7 +205,7 @@ def place_then(strategy: Strategy, program: Callable[..., Any], like: PyTree) ->
 def _run_placed(strategy: Strategy, program: Callable[..., Any], state: PyTree, *others: Any) -> Any:
     # With a single process, the arguments must still be placed as the program was compiled.
     if not processes.several():
-        return program(place(strategy, state), *others)
+        return program(shard_state(strategy, state), *others)
     sums, start, stop = others
     # Broadcast in the order in which programs start: all processes must start the same ones.
     state, sums = shard_local(strategy, state, sums)

@@ -284,7 +284,7 @@ def compile_together(strategy: Strategy, width: int, with_episodes: bool) -> Any
         program = jax.jit(together, donate_argnums=0, compiler_options=compiler_options())
         wide = lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype)
         state, sums = jax.tree.map(wide, state_shapes(strategy))
-        return _compile(program.trace(devices.place(strategy, state), sums, count, count))
+        return _compile(program.trace(devices.shard_state(strategy, state), sums, count, count))
 
     return cached(strategy, f"{'run_with_episodes' if with_episodes else 'run'} {width} together", make)
 
@@ -305,7 +305,7 @@ def _compile_run(strategy: Strategy, like: Saved, with_episodes: bool) -> Any:
     count = jax.ShapeDtypeStruct((), jnp.uint32)
     given = (count, count) if strategy.actor_fns is None else (strategy.actor_fns.arrival, count)
     state, sums = like
-    return _compile(jit_run(strategy, with_episodes).trace(devices.place(strategy, state), sums, *given))
+    return _compile(jit_run(strategy, with_episodes).trace(devices.shard_state(strategy, state), sums, *given))
 
 
 def _compile(traced: Any) -> Any:

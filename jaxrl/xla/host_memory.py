@@ -33,13 +33,13 @@ def to_device(x: Any) -> Any:
 def write(held: Array, block: Array, start: Array) -> Array:
     """Return `held` `[R, ...]` with `block` `[rows, ...]` at row `start`; `held` is in the host's memory."""
     held, block = to_host(held), to_host(block)
-    place = [to_host(start), *[to_host(jnp.int32(0))] * (held.ndim - 1)]
-    return jax.lax.dynamic_update_slice(held, block, place)
+    index = [to_host(start), *[to_host(jnp.int32(0))] * (held.ndim - 1)]
+    return jax.lax.dynamic_update_slice(held, block, index)
 
 
-def scatter(held: Array, place: Array, rows: Array) -> Array:
-    """Return `held` with `rows` at the unique indices `place`; those out of bounds are dropped."""
-    return to_host(held).at[to_host(place)].set(to_host(rows), mode="drop", unique_indices=True)
+def scatter(held: Array, index: Array, rows: Array) -> Array:
+    """Return `held` with `rows` at the unique indices `index`; those out of bounds are dropped."""
+    return to_host(held).at[to_host(index)].set(to_host(rows), mode="drop", unique_indices=True)
 
 
 def gather(take: Callable[[Array, Array], Array], held: Array, index: Array) -> Array:

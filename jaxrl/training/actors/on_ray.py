@@ -86,8 +86,8 @@ class RayWorker:
         self._ray = require_extra("ray", NEEDS_RAY)
         # Three concurrent calls: `run_round`, `overdue_call` and `close`. No restarts by Ray, which would lose the
         # environments.
-        place = {"num_cpus": 1, "max_concurrency": 3, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        self._actor = self._ray.remote(**place)(Worker).remote()
+        options = {"num_cpus": 1, "max_concurrency": 3, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        self._actor = self._ray.remote(**options)(Worker).remote()
 
     def call_method(self, method: str, *args: Any) -> Any:
         """Start an asynchronous call of a method of `Worker`; return the reference of its answer."""

@@ -95,9 +95,9 @@ class Stepper:
         # An episode abandoned between two steps: mark its last item as such afterwards.
         late = fresh & ~ends(state.last.result)
         if now.steps and late.any():
-            *_, place = locate_step(self.stepwise.schedule, now.steps - 1)
+            *_, step = locate_step(self.stepwise.schedule, now.steps - 1)
             is_last = self._mark_ended(
-                state.items.is_last, late, np.uint32(place)
+                state.items.is_last, late, np.uint32(step)
             )  # not donated, as an exception may interrupt this call
             state = state._replace(items=state.items._replace(is_last=is_last))
         return now._replace(state=state, host=host, resumed=False, chosen=None, acted=False)
@@ -147,8 +147,8 @@ class Stepper:
         phase, t, step = locate_step(self.stepwise.schedule, now.steps)
         # After a rollback, the training stream is not that of the seed.
         key = now.state.key if phase == "train" else self._keys[phase]
-        place = np.array([t, step, t * self.stepwise.schedule.updates if phase == "train" else 0], np.uint32)
-        return now._replace(chosen=self._choose[phase](now.state.agent, now.state.window.shown, key, place))
+        counters = np.array([t, step, t * self.stepwise.schedule.updates if phase == "train" else 0], np.uint32)
+        return now._replace(chosen=self._choose[phase](now.state.agent, now.state.window.shown, key, counters))
 
     def step(self, now: SessionState, result: StepResult, reset: np.ndarray) -> tuple[SessionState, Learnt | None]:
         """Return the state after a step, and the metrics if it made an iteration complete. Donates arrays of `now`.
@@ -159,11 +159,11 @@ class Stepper:
         state, schedule, reward = now.state, self.stepwise.schedule, result.numbers[0]
         # Kept for the next observation: where that begins an episode, the processor restarts from this step.
         last = Last(state.window, *now.chosen, result)
-        phase, t, place = locate_step(schedule, now.steps)
+        phase, t, step = locate_step(schedule, now.steps)
         program = self.process_step[phase != "prime"]
-        items, window = program(state.items, state.window, *now.chosen, result, np.uint32(place))
+        items, window = program(state.items, state.window, *now.chosen, result, np.uint32(step))
         state = state._replace(items=items, window=window, last=last)
-        sums, learnt, whole = now.sums, None, place + 1 == steps_per_iteration(schedule, phase)
+        sums, learnt, whole = now.sums, None, step + 1 == steps_per_iteration(schedule, phase)
         # At the end of an iteration, its items fill the buffer or, in training, are learnt from.
         if whole and phase == "fill":
             state = state._replace(buffer=self._fill(state.buffer, items, np.uint32(t)))
