@@ -89,7 +89,7 @@ def _compiled(strategy: Any, mesh: Any) -> Any:
     put = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=same)
     count = put(jax.ShapeDtypeStruct((), jnp.uint32))
     spread = devices.over_devices(strategy, partial(program.run, strategy), state)
-    shapes = (devices.place(strategy, state), jax.tree.map(put, sums), count, count)
+    shapes = (devices.shard_state(strategy, state), jax.tree.map(put, sums), count, count)
     traced = jax.jit(spread, donate_argnums=(0, 1)).trace(*shapes)
     options = {
         **(spread_options(compiler_options()) or {}),
