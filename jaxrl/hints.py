@@ -63,7 +63,7 @@ _ALIASES = {
     "processor.normalise_reward": "norm_reward normalize_reward normalize_rewards",
     "processor.frame_stack": "n_stack num_stack framestack stack",
 }
-SAME = {
+FLAG_ALIASES = {
     other: ours
     for ours, others in {
         "--processor.discount": "gamma discount-factor",

@@ -113,7 +113,7 @@ class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
     """Weight of the policy objective and the entropy bonus beside a teacher or demonstrations; 0: learn the policy from
     these alone."""
     recompute_advantage: bool = False
-    """Compute advantages and value targets anew before each epoch, with the values of then; otherwise once for all
+    """Recompute advantages and value targets before each epoch, with the current values; otherwise they serve all
     epochs."""
     normalise_advantage: Annotated[str, OneOf(("minibatch", "batch", "none"))] = "minibatch"
     """Normalise advantages to mean 0 and standard deviation 1 over each minibatch, over the whole batch, or not at all

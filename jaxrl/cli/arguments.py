@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxrl.errors import SettingsError
-from jaxrl.hints import SAME
+from jaxrl.hints import FLAG_ALIASES
 from jaxrl.parsing import parse_float, parse_value, split_list
 
 REPEATABLE = ("--sweep",)
@@ -72,7 +72,7 @@ def translate(args: Sequence[str], known: Collection[str]) -> tuple[list[str], t
     words, notes = list(args), []
     for at, word in enumerate(args):
         flag, equals, value = word.partition("=")
-        ours = SAME.get(flag[2:].lower()) if flag.startswith("--") and flag not in known else None
+        ours = FLAG_ALIASES.get(flag[2:].lower()) if flag.startswith("--") and flag not in known else None
         # If the policy has a separate learning rate, another library's single rate is ambiguous.
         if ours in known and not (ours == "--agent.lr" and "--agent.policy-lr" in known):
             value = value if equals else "".join(args[at + 1 : at + 2])

@@ -218,7 +218,7 @@ def _fit_length(
 INTERVALS = ("eval_interval", "record_interval")
 DECAYS = ("agent.lr_decay", "agent.epsilon_decay", "buffer.beta_steps")
 """Settings that are a number of optimisation steps over which something decays or rises."""
-MAX_STEPS = 2**31 - 1
+MAX_INTERVAL = 2**31 - 1
 """Largest value of these settings, an int32."""
 
 
@@ -239,7 +239,7 @@ def scale_to_length(
     changed: dict[str, int] = {}
     for name in (*INTERVALS, *(decay for decay in DECAYS if decay in preset_names)):
         before = operator.attrgetter(name)(preset)
-        after = min(max(round(before * length / preset_length), 1), MAX_STEPS) if before else 0
+        after = min(max(round(before * length / preset_length), 1), MAX_INTERVAL) if before else 0
         if name not in chosen and after != before:
             changed[name] = after
     if not changed:

@@ -20,7 +20,7 @@ from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.storage.files import plain
 from jaxrl.trees import named_leaves
 
-FILES = "data", "demos"
+FILE_SETTINGS = "data", "demos"
 """Settings that name files."""
 ENV_ARGS = "env_args", "eval_env_args"
 """Settings with parameters of environments, among which paths may be."""
@@ -167,7 +167,7 @@ class EvalOptions(NamedTuple):
 
 def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run without the paths in them."""
-    files = {name: [file for file in _files(settings, name) if not _is_local(file)] for name in FILES}
+    files = {name: [file for file in _files(settings, name) if not _is_local(file)] for name in FILE_SETTINGS}
     params = {
         name: {key: value for key, value in _params(settings, name).items() if not is_path(value)} for name in ENV_ARGS
     }
@@ -223,7 +223,7 @@ def _missing(settings: Mapping[str, Any]) -> list[str]:
         if any(map(is_path, given.values())):
             words = [(key, "PATH" if is_path(value) else _word(value)) for key, value in given.items()]
             flags += [f"--{name}".replace("_", "-"), *(word for pair in words for word in pair)]
-    for name in FILES:
+    for name in FILE_SETTINGS:
         named = ["FILE" if _is_local(file) else file for file in _files(settings, name)]
         flags += [f"--{name}", *named] if "FILE" in named else []
     flags += ["--teacher", "TEACHER"] if settings.get("teacher") else []

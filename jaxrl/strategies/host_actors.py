@@ -101,8 +101,8 @@ class ActorFns(NamedTuple):
     begin: Callable[[PyTree, PyTree, PyTree, Array, Key], Packed]
     """`(agent, stats, obs, obs_valid, key) -> window`, an `ActorState` packed into rows of bits."""
     first: Callable[[bool, PyTree, Packed, Key, Array], tuple[Packed, Choice]]
-    """`(random, agent, window, key, counters) -> (window, choice)`: begin a round, with uniform actions if `random`. The
-    key is the actor's; `counters` are uint32: number of the round and optimisation step of the parameters."""
+    """`(random, agent, window, key, counters) -> (window, choice)`: begin a round, with uniform actions if `random`.
+    The key is the actor's; `counters` are uint32: number of the round and optimisation step of the parameters."""
     next: Callable[[bool, PyTree, Packed, Choice, Key, Packed], tuple[Packed, Choice, Packed]]
     """`(random, agent, window, choice, key, result) -> (window, choice, words)`: process a step and select the next
     actions."""

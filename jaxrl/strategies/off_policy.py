@@ -211,7 +211,7 @@ def off_policy(
             reseed=guard.reseed,
             set_hyperparams=partial(_set_hyperparams, collector, learner),
             # A memory depends on the networks also where actions do not.
-            warm_up=partial(_warm_up_anew, collector, learner)
+            warm_up=partial(_rerun_warm_up, collector, learner)
             if not random_warmup or collector.agent.memory is not None
             else None,
             refill=BufferRefill(partial(learner.schedule.blocks, capacity), partial(_refill, collector, learner)),
@@ -345,7 +345,7 @@ def _init(collector: Collector, learner: ReplayLearner, key: Key) -> OffPolicySt
     return _warm_up(collector, learner, _begin(collector, learner, key), key)
 
 
-def _warm_up_anew(collector: Collector, learner: ReplayLearner, state: OffPolicyState, key: Key) -> OffPolicyState:
+def _rerun_warm_up(collector: Collector, learner: ReplayLearner, state: OffPolicyState, key: Key) -> OffPolicyState:
     """Do the same with the agent and the processor's statistics of `state`."""
     start, processor = _begin(collector, learner, key), collector.processor.for_actors
     stats = processor.set_stats(start.processor, processor.get_stats(state.processor))

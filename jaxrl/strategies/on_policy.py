@@ -51,7 +51,7 @@ State = TypeVar("State", bound=LearnerState)
 
 ROLLOUT_SETTINGS = ("rollout", "epochs", "minibatches")
 """Settings of the minibatch schedule."""
-MAX_STEPS = 2**31 - 1
+MAX_ROLLOUT_STEPS = 2**31 - 1
 """Largest number of steps in a rollout; their indices are int32."""
 
 
@@ -220,14 +220,14 @@ def make_minibatch_schedule(
     schedule = MinibatchSchedule(agent, num_envs, **counts)
     if agent.fns.refresh is not None and schedule.epochs == 1:
         raise SettingsError(
-            "agent.recompute_advantage is set, but epochs is 1, which leaves nothing to compute anew; set epochs above "
+            "agent.recompute_advantage is set, but epochs is 1, which leaves nothing to recompute; set epochs above "
             "1, or recompute_advantage to false"
         )
-    if schedule.rollout * num_envs > MAX_STEPS:
+    if schedule.rollout * num_envs > MAX_ROLLOUT_STEPS:
         raise SettingsError(
             f"a rollout of {schedule.rollout} steps in {num_envs * shards} environments has more than "
-            f"{MAX_STEPS * shards} steps, which 32 bits can number; lower rollout to at most "
-            f"{MAX_STEPS // num_envs} or num_envs to at most {MAX_STEPS // schedule.rollout * shards}"
+            f"{MAX_ROLLOUT_STEPS * shards} steps, which 32 bits can number; lower rollout to at most "
+            f"{MAX_ROLLOUT_STEPS // num_envs} or num_envs to at most {MAX_ROLLOUT_STEPS // schedule.rollout * shards}"
         )
     what = "steps" if agent.memory is None else "environments"
     check_minibatches(schedule.num_items, schedule.minibatches, what, shards)

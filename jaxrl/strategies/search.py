@@ -187,13 +187,13 @@ class PBT(NamedTuple):
 
     def _perturb(self, rng: np.random.Generator, allowed: Any, value: float) -> float:
         # Both are drawn in any case, so that a fresh value does not depend on whether there is a factor to draw.
-        anew, factor = rng.random() < self.resample, self.factors[int(rng.integers(len(self.factors)))]
+        resampled, factor = rng.random() < self.resample, self.factors[int(rng.integers(len(self.factors)))]
         if isinstance(allowed, Range):
-            return allowed.draw(rng) if anew else min(max(value * factor, allowed.low), allowed.high)
+            return allowed.draw(rng) if resampled else min(max(value * factor, allowed.low), allowed.high)
         # A list is a ladder: only the direction of a factor matters, not its size.
         ladder = sorted(float(x) for x in allowed)
         nearest_place = min(range(len(ladder)), key=lambda at: abs(ladder[at] - value))
-        moved = int(rng.integers(len(ladder))) if anew else nearest_place + (factor > 1) - (factor < 1)
+        moved = int(rng.integers(len(ladder))) if resampled else nearest_place + (factor > 1) - (factor < 1)
         return ladder[min(max(moved, 0), len(ladder) - 1)]
 
     def _rng(self, *which: int) -> np.random.Generator:

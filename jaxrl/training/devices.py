@@ -16,7 +16,7 @@ from jaxrl.trees import PyTree
 from jaxrl.xla import host_memory, packing
 from jaxrl.xla.spread import DEVICES
 
-SAME = PartitionSpec()
+REPLICATED = PartitionSpec()
 """The spec of replicated values."""
 
 
@@ -74,11 +74,11 @@ def over_devices(strategy: Strategy, function: Callable[..., Any], like: PyTree,
     state = _specs(strategy, like)
 
     def run(*args: Any) -> Any:
-        given = (SAME if begins else state, *[SAME] * (len(args) - 1))
+        given = (REPLICATED if begins else state, *[REPLICATED] * (len(args) - 1))
+        made = (state, REPLICATED)
         # `check_vma=False`: JAX cannot infer that gathered values are replicated; `strategies.sharded` ensures it.
-        return jax.shard_map(function, mesh=_mesh(strategy), in_specs=given, out_specs=(state, SAME), check_vma=False)(
-            *args
-        )
+        spread = jax.shard_map(function, mesh=_mesh(strategy), in_specs=given, out_specs=made, check_vma=False)
+        return spread(*args)
 
     return run
 
@@ -125,7 +125,7 @@ def _params_of_all(strategy: Strategy, state: PyTree) -> PyTree:
     processes.broadcast("params")
     with processes.reported():
         # A replicated output, so that each process has all of it.
-        same = NamedSharding(_mesh(strategy), SAME)
+        same = NamedSharding(_mesh(strategy), REPLICATED)
         return processes.whole(jax.jit(strategy.policy.params, out_shardings=same)(state))
 
 
@@ -148,7 +148,7 @@ def shard_local(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree
 def distribute(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTree, PyTree]:
     """Shard the state and sums of process 0 over the devices of all processes; the others pass shapes."""
     sharding = lambda spec: NamedSharding(_mesh(strategy), spec)
-    where = jax.tree.map(sharding, (_specs(strategy, state), jax.tree.map(lambda _: SAME, sums)))
+    where = jax.tree.map(sharding, (_specs(strategy, state), jax.tree.map(lambda _: REPLICATED, sums)))
     return processes.distribute((state, sums), where)
 
 
@@ -156,7 +156,7 @@ def shardings_of(strategy: Strategy, state: PyTree, sums: PyTree) -> tuple[PyTre
     """Return the shapes of a state and its sums; with several processes, with their shardings."""
     if not processes.several():
         return state, sums
-    same = NamedSharding(_mesh(strategy), SAME)
+    same = NamedSharding(_mesh(strategy), REPLICATED)
     return shard_state(strategy, state), jax.tree.map(lambda x: _at(x, same), sums)
 
 
@@ -188,7 +188,7 @@ def _at(x: Any, sharding: Sharding) -> Any:
 
 def _specs(strategy: Strategy, state: PyTree) -> PyTree:
     assert strategy.placement.by_shard is not None
-    return jax.tree.map(lambda own: PartitionSpec(DEVICES) if own else SAME, strategy.placement.by_shard(state))
+    return jax.tree.map(lambda own: PartitionSpec(DEVICES) if own else REPLICATED, strategy.placement.by_shard(state))
 
 
 def _mesh(strategy: Strategy) -> Mesh:

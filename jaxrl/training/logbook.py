@@ -346,10 +346,10 @@ class Logbook:
             **own,
         }
 
-    def restore_ledger(self, facts: Mapping[str, Any], ledger: Ledger, anew: bool = False) -> Ledger:
+    def restore_ledger(self, facts: Mapping[str, Any], ledger: Ledger, reset_best: bool = False) -> Ledger:
         """Return the ledger of a run that resumes from `facts`; keep its unwritten rows for `open`.
 
-        With `anew`, evaluation settings have changed, so that old scores are not comparable: reset the best.
+        With `reset_best`, evaluation settings have changed, so that old scores are not comparable: reset the best.
 
         Raises:
           KeyError, TypeError, ValueError: `facts` are not from `facts()`.
@@ -359,7 +359,7 @@ class Logbook:
         check_unwritten(waiting)
         self._noted = noted_in(facts)
         self._waiting = waiting
-        if anew:
+        if reset_best:
             taken.forget_scores()
         return taken
 

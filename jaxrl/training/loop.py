@@ -532,7 +532,7 @@ class Trainer:
             self._weights = self._initial_weights()
         key = make_key(self.config.seed)
         made: Saved = self._weights.after(self._compiled.init)(key)
-        return program.warm_up_anew(self.strategy, made, key) if self._weights.leaves else made
+        return program.rerun_warm_up(self.strategy, made, key) if self._weights.leaves else made
 
     @contextmanager
     def _opened(self) -> Iterator[Storage]:
@@ -751,7 +751,7 @@ class Trainer:
             elif order == "init":
                 state, sums = compiled.init(key)
             elif order == "insert_weights":
-                state, sums = program.warm_up_anew(strategy, insert_leaves(Saved(state, sums), *given), key)
+                state, sums = program.rerun_warm_up(strategy, insert_leaves(Saved(state, sums), *given), key)
             elif order == "distribute":
                 state, sums = devices.distribute(strategy, *compiled.like)
             elif order == "load":

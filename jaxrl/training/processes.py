@@ -27,7 +27,7 @@ PIECE = 1 << 24
 """Chunk size in bytes for broadcasts of a state."""
 POLL_MS = 200
 """Timeout of a poll for an order, and so the latency of a signal."""
-KEPT = 64
+MAX_ORDERS = 64
 """Number of orders retained; older ones precede a program that all processes have run."""
 END, READY, SIGNAL = "end", "jaxrl/ready/", "jaxrl/signal/"
 GONE = "another process of the run is gone; start all again with --resume, which goes on from the last save"
@@ -87,8 +87,8 @@ def broadcast(order: str, *given: Any) -> None:
     n = next(_count)
     with reported():
         _store().key_value_set(f"jaxrl/order/{n}", json.dumps([order, *given], default=str))
-        if n >= KEPT:
-            _store().key_value_delete(f"jaxrl/order/{n - KEPT}")
+        if n >= MAX_ORDERS:
+            _store().key_value_delete(f"jaxrl/order/{n - MAX_ORDERS}")
 
 
 def orders(interrupt: Interrupt) -> Iterator[list[Any]]:

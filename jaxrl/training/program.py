@@ -26,7 +26,7 @@ from jaxrl.xla.contexts import bind_context, options_of
 from jaxrl.xla.equations import walk
 from jaxrl.xla.options import compiler_options, graph_options, once_options, product_options, spread_options
 
-KEPT = 8
+MAX_STRATEGIES = 8
 """Size of the LRU cache of compiled programs, in strategies."""
 
 
@@ -322,9 +322,10 @@ def cached(strategy: Strategy, name: str, make: Callable[[], Any]) -> Any:
 def program_cache(strategy: Strategy) -> dict[str, Any]:
     """Return the mutable cache of the programs compiled for `strategy` in this process, by name.
 
-    The key has the strategy's functions, and JAX's settings of numerics and devices. The `KEPT` strategies used last
-    are cached, so their functions must not depend on mutable state, like any function given to `jax.jit`. Strategies
-    with unhashable functions are not cached, nor those without environment steps: the cache would retain their data.
+    The key has the strategy's functions, and JAX's settings of numerics and devices. The strategies used last are
+    cached, up to `MAX_STRATEGIES`, so their functions must not depend on mutable state, like any function given to
+    `jax.jit`. Strategies with unhashable functions are not cached, nor those without environment steps: the cache would
+    retain their data.
     """
     if not strategy.env_steps_per_step:
         return {}
@@ -352,7 +353,7 @@ def _facts(env: Any) -> tuple[Any, ...]:
     return repr(env.spec), getattr(env, "agents", None), values, getattr(env, "open", None)
 
 
-@functools.lru_cache(maxsize=KEPT)
+@functools.lru_cache(maxsize=MAX_STRATEGIES)
 def _programs(key: tuple[Any, ...]) -> dict[str, Any]:
     # The LRU cache is the store: one dict per key.
     del key
@@ -409,7 +410,7 @@ def jit_warm_up(strategy: Strategy) -> Any:
     return cached(strategy, "jit_warm_up", lambda: jax.jit(program, donate_argnums=0, compiler_options=options))
 
 
-def warm_up_anew(strategy: Strategy, saved: Saved, key: Array) -> Saved:
+def rerun_warm_up(strategy: Strategy, saved: Saved, key: Array) -> Saved:
     """Return a fresh state whose initial weights have acted in its warm-up, if that depends on them; donated.
 
     Of several processes, all call it.

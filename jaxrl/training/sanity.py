@@ -28,7 +28,7 @@ EXTREMES = ("", "_min", "_max")
 """Suffixes of the columns of a metric."""
 WITHOUT_EXTREMES = ("reward_factor",)
 """Metrics that are constant in a run, and so have a single column."""
-LEFT_OUT = frozenset(
+OMITTED = frozenset(
     [f"{name}{end}" for name in CHECKED for end in EXTREMES]
     + [f"{name}{end}" for name in WITHOUT_EXTREMES for end in EXTREMES[1:]]
 )
@@ -51,7 +51,7 @@ class Extremes(NamedTuple):
 
 def columns_to_write(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of metrics without those for internal checks."""
-    return {name: value for name, value in columns.items() if name not in LEFT_OUT}
+    return {name: value for name, value in columns.items() if name not in OMITTED}
 
 
 def extremes(row: Mapping[str, Any], agent: Mapping[str, Any], before: Extremes) -> Extremes:

@@ -56,7 +56,7 @@ from jaxrl.training.storage.population_saves import SaveBatcher
 from jaxrl.training.storage.run import resolve_resume
 from jaxrl.training.storage.run_dir import (
     CHECKPOINTS,
-    FORMAT,
+    DIR_FORMAT,
     MEMBERS_FILE,
     METRICS,
     RunDir,
@@ -656,7 +656,7 @@ class PopulationTrainer:
         """Write the settings, and that the population is running; a resumed one keeps when it was `created`."""
         assert self._dir is not None
         self._dir.write_config(self.settings())
-        self._dir.write_metadata(format=FORMAT, **created, status="running", members=len(self._runs))
+        self._dir.write_metadata(format=DIR_FORMAT, **created, status="running", members=len(self._runs))
 
     def _write_members(self) -> None:
         """Write what has changed of members' settings and metadata; raise `OSError` on failure."""

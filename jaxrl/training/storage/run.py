@@ -29,8 +29,8 @@ from jaxrl.training.storage.run_dir import (
     BEST,
     CHECKPOINTS,
     CONFIG,
+    DIR_FORMAT,
     EPISODES,
-    FORMAT,
     MEMBERS_FILE,
     METADATA,
     METRICS,
@@ -183,7 +183,7 @@ class Storage:
             self._fork_step = copy_checkpoint(fork, path)
             directory = RunDir(path, resume=True)
             directory.write_metadata(
-                format=FORMAT,
+                format=DIR_FORMAT,
                 created=timestamp(),
                 opt_steps=self._fork_step,
                 saved_opt_steps=self._fork_step,
@@ -292,7 +292,7 @@ class Storage:
         assert self.dir is not None
         created = {} if self.resumes else {"created": timestamp(), "opt_steps": 0}
         self.dir.write_config(self._settings)
-        self.dir.write_metadata(format=FORMAT, **created, **self._machine(), status="running")
+        self.dir.write_metadata(format=DIR_FORMAT, **created, **self._machine(), status="running")
 
     def _machine(self) -> dict[str, Any]:
         return {

@@ -26,7 +26,7 @@ from jaxrl.paths import CONFIG, LOCK, hold, local, reason_of_path, require_empty
 from jaxrl.training.settings import FORMATS
 from jaxrl.training.storage.files import plain, read_json, read_text, read_yaml, write_atomically
 
-FORMAT = 1
+DIR_FORMAT = 1
 """Version of the directory layout."""
 
 METADATA, METRICS, EPISODES = "metadata.json", "metrics.jsonl", "eval_episodes.jsonl"
@@ -169,13 +169,16 @@ def require_run(path: Path) -> None:
         require_inside(path)
     except OSError as error:
         raise SettingsError(f"cannot read {error.filename or path}: {reason_of_path(error)}") from error
-    version = read_metadata(path).get("format", FORMAT)
-    if type(version) is int and version > FORMAT:
+    version = read_metadata(path).get("format", DIR_FORMAT)
+    if type(version) is int and version > DIR_FORMAT:
         raise SettingsError(
-            f"{path} was written by a newer version of jaxrl (format {version}; this one reads {FORMAT}); update jaxrl"
+            f"{path} was written by a newer version of jaxrl (format {version}; this one reads {DIR_FORMAT}); "
+            "update jaxrl"
         )
-    if version != FORMAT:
-        raise SettingsError(f"{path} has format {str(version)[:20]}; this version of jaxrl knows format {FORMAT} alone")
+    if version != DIR_FORMAT:
+        raise SettingsError(
+            f"{path} has format {str(version)[:20]}; this version of jaxrl knows format {DIR_FORMAT} alone"
+        )
 
 
 def require_inside(path: Path) -> None:

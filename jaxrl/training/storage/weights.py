@@ -30,9 +30,9 @@ from jaxrl.trees import Key, PyTree, is_part, named_leaves, parts_of, path_of
 
 AGENT = "state/agent/"
 """Where in a state the parts that users name begin; statistics are named from one level above, as `processor/...`."""
-FILES = (".npz", ".safetensors")
+FILE_SUFFIXES = (".npz", ".safetensors")
 """Suffixes of supported files of arrays."""
-UNFINISHED = ".orbax-checkpoint-tmp"
+UNFINISHED_BY_ORBAX = ".orbax-checkpoint-tmp"
 """Part of a directory's name while Orbax writes it, and for good if that never ends."""
 SHOWN = 5
 """Parts that a line of the log names, at most."""
@@ -297,12 +297,12 @@ def _opened(origin: str | GivenArrays, wanted: Mapping[str, jax.ShapeDtypeStruct
     """
     path = Path(str(origin))
     is_tree = path.is_dir() and (path / TREE).is_file()
-    if not isinstance(origin, GivenArrays) and not is_tree and (path.is_dir() or path.suffix not in FILES):
+    if not isinstance(origin, GivenArrays) and not is_tree and (path.is_dir() or path.suffix not in FILE_SUFFIXES):
         yield _of_run(path, wanted)
         return
     if isinstance(origin, str) and not path.exists():
         raise SettingsError(f"init_from: there is no file {origin}")
-    if UNFINISHED in path.name:
+    if UNFINISHED_BY_ORBAX in path.name:
         raise SettingsError(f"init_from: {origin} was never finished by Orbax; take a tree that has been saved whole")
     try:
         with contextlib.ExitStack() as files:
