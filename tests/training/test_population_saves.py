@@ -115,7 +115,7 @@ def test_members_go_on_from_the_save_before_one_that_is_damaged(part: str, run: 
     content[len(content) // 2] ^= 1
     (save / part).write_bytes(content)
     assert verify.main([str(run)]) == NoCheckpointError.exit_code
-    with pytest.warns(UserWarning, match=rf"checkpoints/{save.name} is passed"):
+    with pytest.warns(UserWarning, match=rf"checkpoints/{save.name} is skipped"):
         assert trained(run, max_opts=80, resume=True) == longer
 
 
