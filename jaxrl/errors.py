@@ -196,6 +196,12 @@ def check_type(name: str, value: object, kind: type, expected: str) -> None:
         raise SettingsError(f"{name} is {type(value).__name__}; expected {expected}")
 
 
+def check_callable(name: str, value: object) -> None:
+    """Raise `SettingsError` unless `value` can be called, or is `None`."""
+    if value is not None and not callable(value):
+        raise SettingsError(f"{name} is {one_line(repr(value))}; expected a function")
+
+
 def check_number(name: str, value: Any) -> float:
     """Return `value` as a float; raise `SettingsError` if it is no number."""
     with contextlib.suppress(TypeError, ValueError):

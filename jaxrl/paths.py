@@ -26,6 +26,8 @@ def local(path: P) -> P:
       SettingsError: it is a URL, such as `gs://bucket/run`.
     """
     text = str(path)
+    if "\0" in text:
+        raise SettingsError(f"{text!r} has a null character, which no path has")
     if (url := re.match(r"([A-Za-z][\w+.-]+):/(/|[^/])", text)) and (isinstance(path, Path) or url[2] == "/"):
         raise SettingsError(
             f"{text} is a URL, and runs live in directories: name a local one, or one where {url[1]}: is mounted"

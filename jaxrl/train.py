@@ -109,6 +109,8 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
     if None in limits or len(limits) != 1:
         return None
     (limit,) = limits
+    if getattr(request.config, str(limit)) < 1:
+        return None  # no length at all, which is refused where it is checked
     flag, value = f"--{str(limit).replace('_', '-')}", getattr(request.config, str(limit))
     return (
         f"nothing is left to train: {limit} {value} is reached; prolong it by "

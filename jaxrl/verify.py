@@ -133,7 +133,7 @@ def _verify(
     store = open_store(run_dir, CHECKPOINTS, opened)
     strategy, obstacle = rebuild_strategy(run_dir, store, options, problems)
     good = list(check_checkpoints(store, strategy, problems))
-    check_best(open_store(run_dir, BEST, opened), problems)
+    check_best(run_dir, open_store(run_dir, BEST, opened), problems)
     check_logs(run_dir, store, good, problems)
     pairs = 0
     if options.replay and strategy is not None:
@@ -287,7 +287,7 @@ def check_checkpoints(store: Store, strategy: Strategy | None, problems: Problem
         problems.add(f"{store.directory} holds no checkpoint")
 
 
-def check_best(store: Store, problems: Problems) -> None:
+def check_best(run_dir: Path, store: Store, problems: Problems) -> None:
     """Print the line of the best policy, if there is one."""
     steps = store.steps()
     for step in steps:
@@ -298,8 +298,14 @@ def check_best(store: Store, problems: Problems) -> None:
                 problems.add(f"best/{step}: {error}")
         else:
             print_line("best", step, "ok", digest(leaves))
-    if not steps:
+    if steps:
+        return
+    told = read_metadata(run_dir)
+    # While a run goes on, or where it was killed, its metadata may be ahead of what is saved.
+    if told.get("best_score") is None or told.get("status") == "running":
         print_line("best none")
+    else:
+        problems.add(f"best: the policy with the best score, {told['best_score']}, is gone")
 
 
 def check_logs(run_dir: Path, store: Store, good: Sequence[int], problems: Problems) -> None:

@@ -42,6 +42,7 @@ from jaxrl.agents.fields import (
     NetworkConfig,
     OneOf,
     OptimizerConfig,
+    Positive,
     Rate,
     Real,
     Share,
@@ -78,7 +79,7 @@ class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
     """Settings of PPO; policy and value share a core unless `critic_core` says otherwise."""
 
     lr: Rate = 2.5e-4
-    max_grad_norm: Weight = 0.5
+    max_grad_norm: Positive = 0.5
     features: Widths = (64, 64)
     activation: Activation = "tanh"
     gae_lambda: Share = 0.95

@@ -26,7 +26,7 @@ from jaxrl.agents.custom import (
     policy_output,
 )
 from jaxrl.agents.exploration import TEMPERATURE
-from jaxrl.agents.fields import NetworkConfig, OptimizerConfig, Weight
+from jaxrl.agents.fields import NetworkConfig, OptimizerConfig, Positive
 from jaxrl.agents.optimizers import GradientStep, GradientUpdate, Optimizer, gradient_update
 from jaxrl.distributions import Distribution, Gaussian, Head
 from jaxrl.metrics import Metrics, Stat, stat
@@ -40,7 +40,7 @@ from jaxrl.types import Batch, Transition
 class BCConfig(NetworkConfig, OptimizerConfig):
     """Settings of behavioural cloning."""
 
-    max_grad_norm: Weight = 1e6
+    max_grad_norm: Positive = 1e6
 
 
 class BCHyper(NamedTuple):

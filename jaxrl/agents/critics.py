@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Annotated, Any, NamedTuple, cast
 
 import jax
@@ -31,11 +32,11 @@ from jaxrl.agents.fields import (
     NetworkConfig,
     OneOf,
     OptimizerConfig,
+    Positive,
     Rate,
     Real,
     Share,
     Steps,
-    Weight,
     Widths,
 )
 from jaxrl.agents.losses import conservative_gap, hl_gauss, project
@@ -79,7 +80,7 @@ class CriticConfig(NetworkConfig, OptimizerConfig):
     """Learning rate of the critics."""
     lr_decay: Steps = 0
     """Optimisation steps over which the learning rates decay linearly to 0; 0: no decay."""
-    max_grad_norm: Weight = 1e6
+    max_grad_norm: Positive = 1e6
     """Largest global norm of each gradient (critics, policy, temperature); larger ones are scaled down to it."""
     policy_lr: Rate = 3e-4
     """Learning rate of the policy."""
@@ -715,17 +716,24 @@ def _critic_loss(
     """
     # Inside of the loss: gradients reach the critics through their memories too.
     obs = observe_before(parts, batch.obs, batch.is_first, critic=params)
-    critic, inputs, target = parts.networks.critic, StateAction(obs, batch.action), batch.target
-    if batch.next_inputs is None:
-        out, collections = nn.forward(critic, params, to_critic(obs), *batch.action, key=key)
-    else:
-        out, out_t, collections = apply_together(critic, params, inputs, batch.next_inputs, key)
-        if isinstance(target, OwnBootstrap):
-            target = _own_target(target, values.policy_values(out_t))
+    critic, target = parts.networks.critic, batch.target
+    inputs = [StateAction(obs, batch.action)]
+    if batch.next_inputs is not None:
+        inputs.append(batch.next_inputs)
+    rivals = [] if batch.rivals is None else _rival_inputs(obs, batch.rivals)
+    # Critics that learn differently from how they act, as with dropout, value an action of the data and its rivals in
+    # one pass: they could push down rivals that another network values, without end.
+    alongside = [] if key is None else rivals
+    outputs, collections = apply_together(critic, params, [*inputs, *alongside], key)
+    out = outputs[0]
+    if isinstance(target, OwnBootstrap):
+        target = _own_target(target, values.policy_values(outputs[1]))
     q = values.mean(out, batch.discrete_action)
-    gap: PyTree = () if batch.rivals is None else _conservative_gap(critic, params, obs, batch.rivals, out, q)
     loss, error = values.loss(out, q, cast(Array, target))
+    gap: PyTree = ()
     if batch.rivals is not None:
+        others = outputs[-1:] if alongside else [apply_critics(critic, params, x.obs, *x.action) for x in rivals]
+        gap = _conservative_gap(obs, batch.rivals, out, q, *others)
         # Conservative Q-learning (Kumar et al. 2020, equation 4).
         loss = loss + penalties.cql * gap
     loss = loss.sum(0)
@@ -778,19 +786,26 @@ def extra_policy_term(parts: Parts, policy: PyTree, items: Transition, outputs: 
     return extra_term(parts.extra_policy_loss, policy, items, outputs, weight, "extra_policy_loss")
 
 
-def _conservative_gap(
-    critic: Network, params: PyTree, obs: PyTree, sampled: SampledActions, out: Array, q: Array
-) -> Array:
-    """Return by how much the values of the rivals exceed `q` `[K, B]` of the data's actions; `[K, B]`."""
+def _rival_inputs(obs: PyTree, sampled: SampledActions) -> list[StateAction]:
+    """Return the inputs of sampled actions `[B, S, D]`, as `B * S` rows, if actions are sampled."""
     if isinstance(sampled.action, tuple):
+        return []
+    rows, several, _ = sampled.action.shape
+    # Each action stands beside a copy of its observation.
+    again = jax.tree.map(lambda x: jnp.repeat(x, several, axis=0), obs)
+    return [StateAction(again, (sampled.action.reshape(rows * several, -1),))]
+
+
+def _conservative_gap(obs: PyTree, sampled: SampledActions, out: Array, q: Array, others: Array | None = None) -> Array:
+    """Return by how much the values of the rivals exceed `q` `[K, B]` of the data's actions; `[K, B]`.
+
+    The rivals of discrete actions are all actions, valued in `out` `[K, B, A]`; of others `others` `[K, B * S, 1]`.
+    """
+    if others is None:
         # Every action is counted once, so there is no density to divide by; forbidden ones add nothing to the sum.
         counted = jax.vmap(masks.apply_mask, in_axes=(0, None))(out, masks.get_mask(obs))
         return jax.vmap(jax.vmap(conservative_gap))(counted, jnp.zeros_like(out), q)
-    rows, several, _ = sampled.action.shape
-    # [B, S, D] actions as B * S rows, each beside a copy of its observation.
-    again = jax.tree.map(lambda x: jnp.repeat(x, several, axis=0), to_critic(obs))
-    others = cast(Array, critic.apply(params, again, sampled.action.reshape(rows * several, -1)))
-    density = jnp.broadcast_to(sampled.log_density, (q.shape[0], rows, several))
+    density = jnp.broadcast_to(sampled.log_density, (q.shape[0], *sampled.log_density.shape))
     return jax.vmap(jax.vmap(conservative_gap))(others.reshape(density.shape), density, q)
 
 
@@ -803,20 +818,18 @@ def apply_critics(critic: Network, params: PyTree, obs: PyTree, *action: Array, 
 
 
 def apply_together(
-    critic: Network, params: PyTree, inputs: StateAction, next_inputs: StateAction, key: Key | None
-) -> tuple[Array, Array, PyTree]:
-    """Return the critics' outputs `[K, R, outputs]` for steps, and for the next ones, and their collections.
+    critic: Network, params: PyTree, inputs: Sequence[StateAction], key: Key | None
+) -> tuple[list[Array], PyTree]:
+    """Return the critics' outputs `[K, R, outputs]` for each of `inputs`, and their collections.
 
-    One pass makes both, so that critics which learn normalise them by the same statistics (CrossQ, Bhatt et al. 2024,
-    https://arxiv.org/abs/1902.05605, section 3). The key is consumed.
+    One pass makes all, so that critics which learn normalise steps and the next ones by the same statistics (CrossQ,
+    Bhatt et al. 2024, https://arxiv.org/abs/1902.05605, section 3). The key is consumed.
     """
-    # `[2 R, ...]`: the steps, and behind them the next ones.
-    joint = lambda x, y: jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, y)
-    obs = joint(to_critic(inputs.obs), to_critic(next_inputs.obs))
-    actions = joint(inputs.action, next_inputs.action)
-    both, collections = nn.forward(critic, params, obs, *actions, key=key)
-    out, out_t = jnp.split(both, 2, axis=1)
-    return out, out_t, collections
+    given = [(to_critic(one.obs), one.action) for one in inputs]
+    sizes = [jax.tree.leaves(obs)[0].shape[0] for obs, _ in given]
+    obs, actions = given[0] if len(given) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *given)
+    out, collections = nn.forward(critic, params, obs, *actions, key=key)
+    return jnp.split(out, [*accumulate(sizes)][:-1], axis=1), collections
 
 
 def target_key(parts: Parts, key: Key, *, together: bool = False) -> Key | None:

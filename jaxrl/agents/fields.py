@@ -122,8 +122,8 @@ class OptimizerConfig:
     weight_decay: Weight | None = None
     """Decoupled weight decay of kernels, not of biases and scales, for adamw and lion; unset, Optax's own, of all
     parameters (adamw 1e-4, lion 1e-3)."""
-    max_grad_norm: Weight = 10.0
-    """Largest global norm of the gradient; larger gradients are scaled down to it."""
+    max_grad_norm: Positive = 10.0
+    """Largest global norm of the gradient; larger gradients are scaled down to it. 1e6 is as good as no limit."""
     accumulate: Count = 1
     """Number of equal pieces a batch or minibatch is split into, to save memory; their gradients are averaged. Must
     divide its size."""

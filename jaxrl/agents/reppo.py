@@ -42,7 +42,7 @@ from jaxrl.agents.custom import (
     value_output,
 )
 from jaxrl.agents.exploration import TEMPERATURE, mask_values
-from jaxrl.agents.fields import Activation, AtLeast, NetworkConfig, OptimizerConfig, Positive, Rate, Real, Share, Weight
+from jaxrl.agents.fields import Activation, AtLeast, NetworkConfig, OptimizerConfig, Positive, Rate, Real, Share
 from jaxrl.agents.losses import cross_entropy, hl_gauss
 from jaxrl.agents.optimizers import GradientStep, Optimizer, gradient_update
 from jaxrl.agents.returns import lambda_returns
@@ -77,7 +77,7 @@ class REPPOConfig(NetworkConfig, OptimizerConfig):
     """Settings of REPPO."""
 
     lr: Rate = 3e-4
-    max_grad_norm: Weight = 0.5
+    max_grad_norm: Positive = 0.5
     activation: Activation = "silu"
     layer_norm: bool = True
     """Apply layer normalisation before each activation."""

@@ -61,8 +61,9 @@ from jaxrl.errors import SettingsError
 from jaxrl.masks import get_mask
 from jaxrl.metrics import Metrics, stat
 from jaxrl.nn import forward
+from jaxrl.nn.custom import split_variables
 from jaxrl.spaces import Box, Discrete, EnvSpec
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.trees import Array, Key, PyTree, make_key
 from jaxrl.tuning import mark_initial
 from jaxrl.types import Batch, RecurrentObs, Transition
 from jaxrl.xla.reductions import select
@@ -544,7 +545,7 @@ def _target_outputs(parts: Parts, critic: PyTree, steps: Batch, next_inputs: Sta
     if not joint:
         return critics.apply_critics(network, critic, next_inputs.obs, *next_inputs.action, key=forward_key)
     inputs = StateAction(steps.items.obs, critics.unit_actions(parts.spec, steps.items.action))
-    return critics.apply_together(network, critic, inputs, next_inputs, forward_key)[1]
+    return critics.apply_together(network, critic, [inputs, next_inputs], forward_key)[0][1]
 
 
 def _reduce_targets(config: SACConfig, outputs: Array, keys: UpdateKeys) -> Array:
@@ -796,7 +797,7 @@ def _check(config: SACConfig, parts: Mapping[str, Any]) -> None:
     refuse_beside(config, "quantiles", critic_subset=0, cql=0.0, core="none", target_network=True, critic_target="min")
     refuse_beside(config, "critic_subset", target_network=True, critic_target="min")
     refuse_beside(config, "noise_memory", core="none")
-    refuse_beside(config, "eta", core="none")
+    refuse_beside(config, "eta", core="none", batch_norm="none")
     refuse_beside(config, "core", "none", target_network=True)
     refuse_beside(config, "joint_batch", False, target_network=True, core="none")
     critics.check_atoms(config, parts, quantiles=0, critic_subset=0, cql=0.0, eta=0.0, target_network=True)
@@ -836,10 +837,26 @@ CONTINUOUS = {
 
 
 def _check_continuous(config: SACConfig, spec: EnvSpec) -> None:
-    """Raise `SettingsError` for discrete actions beside settings of continuous ones."""
+    """Raise `SettingsError` for discrete actions beside settings of continuous ones, and the other way round."""
+    if not isinstance(spec.action_space, Discrete):
+        refuse_beside(config, "cql", 0.0, batch_norm="none")  # see `_check_statistics`
     for name, instead in CONTINUOUS.items():
         if (value := getattr(config, name)) and isinstance(spec.action_space, Discrete):
             raise SettingsError(f"agent.{name} is {value}, but {spec.name} has Discrete actions; set it to 0{instead}")
+
+
+def _check_statistics(parts: Parts, custom: CustomParts) -> None:
+    """Raise `SettingsError` for a critic made in Python with statistics of the batch, beside sampled actions of CQL.
+
+    They would be statistics of these actions, of which there are thirty for each of the data.
+    """
+    if parts.config.cql and "make_critic" in custom.makers and isinstance(parts.spec.action_space, Box):
+        _, critic = jax.eval_shape(lambda: critics.init_networks(parts, make_key(0)))
+        if names := sorted(split_variables(critic)[1]):
+            raise SettingsError(
+                f"agent.cql is {parts.config.cql}, but the network of make_critic has {names[0]}, which would be of "
+                "sampled actions more than of those of the data; take a network without them, or set cql to 0.0"
+            )
 
 
 def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> Agent:
@@ -853,6 +870,7 @@ def _build(name: str, config: SACConfig, custom: CustomParts, spec: EnvSpec) -> 
         else critics.recurrent_networks(config, spec, head)
     )
     parts = critics.make_parts(config, custom, networks, spec, head, _values_fn(config, custom), memories)
+    _check_statistics(parts, custom)
     # The memory of the exploration noise is the noise of the step before, and 0 at an episode's start.
     noise = jnp.zeros(critics.space_size(cast(Box, spec.action_space)), jnp.float32) if config.noise_memory else None
     with_critics = lambda state: state._replace(target=(), log_temperature=(), opt_state=())

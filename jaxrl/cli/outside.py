@@ -84,7 +84,7 @@ def _import(name: str, module: str) -> Any:
             f"{name}: there is no module {error.name}; start where it lies, or install it (known suites: "
             f"{', '.join(SUITES)})"
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a guard ends in `sys.exit`
         raise SettingsError(f"{name}: importing {module} failed: {describe_error(error)}") from error
 
 
@@ -101,7 +101,7 @@ def _make(name: str, function: Any, /, **params: Any) -> Env | HostEnv:
     """Call a user's function, and adapt its result if it is an environment of another library."""
     try:
         made = function(**params)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"{describe_error(error)}{install_hint(error)}"
         raise SettingsError(f"{name} failed with {dict(params)}: {reason}") from error
     if isinstance(made, Env | HostEnv):

@@ -62,7 +62,7 @@ def read_sweep(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         name, equals, values = word.partition("=")
         name = name.lstrip("-").replace("-", "_")
-        if not equals or not name or not values:
+        if not equals or not name or not values or ",," in f",{values},":
             raise SettingsError(f"--sweep {word!r}; expected a setting and its values, as in agent.lr=1e-4,3e-4")
         if name in sweep:
             raise SettingsError(f"--sweep names {name} twice; give all its values at once")

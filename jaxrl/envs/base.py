@@ -1,6 +1,6 @@
 """An environment as pure functions, and `N` copies of it with auto-reset."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl import spaces
 from jaxrl.envs.resets import Resets, Starts, make_resets
-from jaxrl.errors import SettingsError, check_count
+from jaxrl.errors import SettingsError, check_count, describe_error
 from jaxrl.parsing import format_repr
 from jaxrl.spaces import EnvSpec
 from jaxrl.trees import Array, Key, PyTree, make_key, require_same, tree_where
@@ -315,18 +315,26 @@ def require_same_spaces(one: EnvSpec, other: EnvSpec) -> None:
 _KEY = jax.eval_shape(lambda: make_key(0))
 
 
+def _traced(name: str, what: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Return the shapes that a function of the environment `name` returns; it may not end the process."""
+    try:
+        return jax.eval_shape(function, *args)
+    except SystemExit as error:
+        raise SettingsError(f"environment {name}: {what} raised {describe_error(error)}") from error
+
+
 def check_signatures(env: Env) -> None:
     """Raise `SettingsError` unless `reset`, `step` and the spec agree in structure, shapes and dtypes."""
     name = env.spec.name
     for space in (env.spec.observation_space, env.spec.action_space):
         spaces.check_zero_based(name, space)
     # Traced without values: a `reset` that takes them has defaults for them.
-    first = jax.eval_shape(env.reset, _KEY)
+    first = _traced(name, "reset", env.reset, _KEY)
     if not (isinstance(first, tuple) and len(first) == 2):
         raise SettingsError(f"environment {name}: reset returned {type(first).__name__}; expected (state, observation)")
     state, obs = first
     action = spaces.space_struct(env.spec.action_space)
-    result = jax.eval_shape(env.step, state, action, _KEY)
+    result = _traced(name, "step", env.step, state, action, _KEY)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TimeStep)):
         raise SettingsError(
             f"environment {name}: step returned {type(result).__name__}; expected (state, jaxrl.TimeStep)"

@@ -16,7 +16,7 @@ from jaxrl import streams
 from jaxrl.envs.agents import as_single_env, flatten_agents, unflatten_agents
 from jaxrl.envs.base import Env, finite_rows, zero_invalid_rows
 from jaxrl.envs.host import HostEnv, HostVectorEnv
-from jaxrl.errors import SettingsError, check_count
+from jaxrl.errors import SettingsError, check_count, check_number
 from jaxrl.strategies.base import Policy, Strategy, fold
 from jaxrl.strategies.interaction import scalar_column
 from jaxrl.training.ledger import Ledger
@@ -495,4 +495,4 @@ def _evaluate_once(rules: EvalRules, params: PyTree, key: Key, ledger: Ledger, p
             raise SettingsError(
                 f"evaluator: rows have a column {taken[0]!r} of their own; give that of the evaluation another name"
             )
-        return evaluation, float(rules.score(evaluation))
+        return evaluation, check_number("score", rules.score(evaluation))

@@ -27,7 +27,9 @@ from jaxrl.errors import (
     ProcessError,
     SettingsError,
     StorageError,
+    check_callable,
     check_count,
+    check_type,
     describe_error,
     print_stderr,
 )
@@ -65,6 +67,7 @@ from jaxrl.training.report import (
     Report,
     Result,
     call,
+    check_hooks,
     leave_by_signal,
     print_summary,
     progress_parts,
@@ -151,6 +154,10 @@ class Trainer:
           SettingsError: a setting is invalid, or settings contradict each other.
         """
         check_strategy(strategy)
+        check_hooks(hooks)
+        check_type("interrupt", interrupt, Interrupt, "jaxrl.Interrupt()")
+        for name, function in (("evaluator", evaluator), ("score", score), ("stop", stop)):
+            check_callable(name, function)
         config, given = with_recorders(config_for(strategy, evaluator, config, settings), recorders)
         run_dir, how = resolve_resume(resume, from_step, config.run_dir, allow_changes, start_over)
         if run_dir is not None and how.enabled and not start_over:
@@ -183,6 +190,7 @@ class Trainer:
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._with_episodes = reports_episodes(strategy, config, self.hooks)
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
+        self._is_training = False
         self._boundary_pending = False
         """Whether the boundary at the present iteration is still to be made, as its evaluation failed."""
         self._held_s = 0.0
@@ -251,9 +259,15 @@ class Trainer:
 
     def reports(self) -> Generator[Report, None, None]:
         """Train, yielding a report at each boundary; closing the generator saves. Raises as `Trainer.train` does."""
-        if self._reset_for_call() and not self._follow():
-            with self._leading():
-                yield from self._loop()
+        if self._is_training:
+            raise SettingsError("this trainer is training already; end that loop before another begins")
+        self._is_training = True
+        try:
+            if self._reset_for_call() and not self._follow():
+                with self._leading():
+                    yield from self._loop()
+        finally:
+            self._is_training = False
 
     def _loop(self) -> Generator[Report, None, None]:
         """Train, as the only process or as the leader of several."""
@@ -622,6 +636,9 @@ class Trainer:
         will find this policy again by itself.
         """
         self._best = best = self._storage.load_best(jax.eval_shape(self._params, self._compiled.like[0]))
+        if best is None and self.ledger.best_score is not None:
+            self.ledger.forget_scores()
+            self._notes = [*self._notes, "the best policy is lost: the next one to be evaluated is the best"]
         compiled = self.evaluator is self.lane or isinstance(self.evaluator, CompiledEvaluator)
         if best is not None and not (compiled and self._repeats_past()):
             self.ledger = self.ledger.with_best(best.score, best.opt_steps)

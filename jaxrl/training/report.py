@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from jaxrl.errors import SettingsError, print_stderr, require_extra
+from jaxrl.errors import SettingsError, check_callable, check_type, print_stderr, require_extra
 from jaxrl.parsing import format_repr
 from jaxrl.terminal import print_folded
 from jaxrl.training import processes
@@ -144,6 +144,14 @@ class Hooks(NamedTuple):
     `train_episodes.jsonl`."""
     end: Hook = None
     """`(trainer, result)`, after all is written; also for an interrupted run, but not for a failed one."""
+
+
+def check_hooks(hooks: Hooks | None) -> None:
+    """Raise `SettingsError` unless `hooks` are functions."""
+    check_type("hooks", hooks, Hooks, "jaxrl.Hooks(...)")
+    for name, hook in (hooks or Hooks())._asdict().items():
+        for one in hook if isinstance(hook, Sequence) else (hook,):
+            check_callable(f"hooks: {name}", one)
 
 
 def call(hook: Hook, *args: Any) -> None:

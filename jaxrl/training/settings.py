@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from jaxrl.agents.fields import SequenceConfig
 from jaxrl.envs.registry import registered_envs
-from jaxrl.errors import SettingsError, check_between, check_count, suggest
+from jaxrl.errors import SettingsError, check_between, check_count, check_type, suggest
 from jaxrl.nn import CORES, WINDOWED
 from jaxrl.parsing import as_int
 from jaxrl.paths import local
@@ -88,6 +88,8 @@ class RunConfig:
 
     def check(self) -> None:
         """Raise `SettingsError` for settings that cannot work."""
+        if self.run_dir is not None and not isinstance(self.run_dir, str):
+            raise SettingsError(f"run_dir is {self.run_dir!r}; expected a path")
         for name in ("patience", "max_skips", "max_rollbacks"):
             check_count(name, getattr(self, name), least=0)
         check_count("keep", self.keep)
@@ -218,6 +220,7 @@ def config_for(
     strategy: Strategy, evaluator: object, config: TrainerConfig | None, settings: Mapping[str, Any]
 ) -> TrainerConfig:
     """Return `config` with changed `settings`; the default config has no evaluations if nothing can evaluate."""
+    check_type("config", config, TrainerConfig, "jaxrl.TrainerConfig(...)")
     if strategy.policy is None and evaluator is None and config is None:
         settings = {"eval_interval": 0, "eval_episodes": 0, **settings}
     return (config or TrainerConfig()).changed(**settings)
@@ -411,8 +414,13 @@ OF_SCORES = frozenset({"env", "env_args", "eval_env", "eval_env_args", "eval_act
 
 
 READ_WITH = {
+    "agent.c_clip": "agent.rho_clip",
+    "agent.cql_actions": "agent.cql",
     "agent.drop_quantiles": "agent.quantiles",
     "agent.munchausen_temperature": "agent.munchausen",
+    "agent.target_entropy": "agent.learn_temperature",
+    "agent.temperature_lr": "agent.learn_temperature",
+    "buffer.ends": "buffer.compact",
     **{f"buffer.{name}": "buffer.prioritised" for name in ("alpha", "beta", "beta_steps", "normalise", "epsilon")},
 }
 """Settings that only another one reads, if it is on."""

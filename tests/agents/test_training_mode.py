@@ -61,7 +61,7 @@ def networks_of(name: str, rate: float = 0.0) -> tuple[Any, jaxrl.EnvSpec, dict[
 
 EVERY_DAY = ("dqn", "ppo", "sac", "td3", "iql")
 OTHERS = (
-    *("cql_dqn", "pqn", "reppo", "a2c", "reinforce", "impala", "bc", "discrete sac", "cql", "ddpg", "td3_bc", "awac"),
+    *("cql_dqn", "pqn", "reppo", "a2c", "reinforce", "impala", "bc", "discrete sac", "ddpg", "td3_bc", "awac"),
     *("rebrac", "edac"),
 )
 
@@ -303,3 +303,31 @@ def test_a_network_that_cannot_be_told_to_learn_is_refused_in_one_line(network, 
     assert "\n" not in str(refused.value)
     for part in parts:
         assert part in str(refused.value)
+
+
+class Constant(nn.Module):
+    """A critic of the value 0, or `learning` where it learns."""
+
+    learning: float
+
+    @nn.compact
+    def __call__(self, obs, action, train: bool = False):
+        bias = self.param("bias", nn.initializers.zeros, ())
+        return bias + (self.learning if train else 0.0) + jnp.zeros(obs.shape[0])
+
+
+def test_cql_values_actions_of_the_data_and_others_by_the_network_as_it_learns():
+    """A constant value has no gap but that of the densities, which no constant changes; a mixture of two would."""
+    gaps = []
+    for learning in (0.0, 5.0):
+        agent = jaxrl.cql(make_critic=lambda spec, learning=learning: Constant(learning))(CONTINUOUS)
+        gaps.append(updated(agent, CONTINUOUS, begun(agent.init))[1]["cql_gap"])
+    np.testing.assert_allclose(gaps[1], gaps[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"batch_norm": "batch"}, {"make_critic": of((0,))}], ids=["built in", "made in Python"]
+)
+def test_statistics_of_a_batch_that_would_be_of_sampled_actions_are_refused(settings):
+    with pytest.raises(jaxrl.SettingsError, match=r"agent.cql is .* cql to 0"):
+        jaxrl.cql(**settings)(CONTINUOUS)

@@ -186,7 +186,7 @@ WRONG = {
     f"{COLLECT} x.npz --random 1.5": "random is 1.5",
     f"{COLLECT} x.npz --noise -1e-1": "noise is -0.1",
     "collect nowhere --transitions 1e4 --out x.npz": "nowhere is no run directory",
-    "collect RUN --transitions 5 --out x.npz --noise 0.5": "noise is for continuous actions",
+    "collect RUN --transitions 5 --out x.npz --noise 0.5": "noise is for actions of a single Box",
     # parameters of environments, which only they or tracing can judge
     "train --env-args gravity": "expected names with values",
     "train --env-args name 1": "no parameter can be called name",
@@ -283,6 +283,7 @@ WRONG = {
     "train --sweep agent.lr=x": "agent.lr is 'x'; expected a number",
     "train --sweep agent.lr=-1": "agent.lr is -1.0; expected a number from 0 to 1000",
     "train --sweep agent.lr": "--sweep 'agent.lr'; expected a setting and its values",
+    "train --sweep agent.lr=1e-3,,1e-4": "--sweep 'agent.lr=1e-3,,1e-4'; expected a setting and its values",
     "train --sweep agent.lr=log_uniform(1e-3)": "cannot read the range 'log_uniform(1e-3)'",
     "train --sweep agent.lr=log_uniform(1e-5,1e-3)": "a range is drawn from, but not how often; set members",
     "train --sweep buffer.batch_size=between(8,16) --members 4": "takes no fractions",

@@ -326,6 +326,9 @@ def test_a_command_calls_itself_as_it_was_called(begin: list[str], called: str, 
         (["sac", "--env", "Pendulum-v1", "--agent.drop-quantiles", "3"], "agent.drop_quantiles"),
         (["dqn", "--agent.munchausen-temperature", "0.1"], "agent.munchausen_temperature"),
         (["dqn", "--buffer.alpha", "0.5", "--buffer.beta=1"], "buffer.alpha, buffer.beta"),
+        (["dqn", "--buffer.ends", "0.5"], "buffer.ends"),
+        (["ppo", "--agent.c-clip", "0.5"], "agent.c_clip"),
+        (["sac", "--env", "Pendulum-v1", "--agent.cql-actions", "20"], "agent.cql_actions"),
         (["dqn", "--demo-share", "0.25"], "demo_share"),
         (["ppo", "--agent.critic-core", "none", "--agent.core-layers=2"], "agent.core_layers, agent.critic_core"),
         (["dqn", "--send", "2", "--max-lag", "0", "--actor-engine", "threads"], "actor_engine, max_lag, send"),
@@ -342,6 +345,9 @@ def test_a_flag_that_nothing_reads_is_noted(args: list[str], names: str) -> None
         "drop_quantiles": ["--agent.quantiles", "25"],
         "munchausen": ["--agent.munchausen", "0.9"],
         "alpha": ["--buffer.prioritised"],
+        "ends": ["--buffer.compact"],
+        "c_clip": ["--agent.rho-clip", "1"],
+        "cql_actions": ["--agent.cql", "1"],
         "demo_share": ["--demos", "shown.npz"],
         "critic_core": ["--agent.core", "gru"],
         "send": ["--env", "gymnasium:CartPole-v1"],
@@ -350,6 +356,13 @@ def test_a_flag_that_nothing_reads_is_noted(args: list[str], names: str) -> None
     swept = ["--sweep", "buffer.prioritised=False,True", "agent.munchausen=0,0.9"]
     for more in (own, swept):
         assert not [note for note in parse([*args, *more]).notes if note.startswith("nothing reads")]
+
+
+def test_the_aim_of_a_temperature_that_is_not_learnt_is_noted() -> None:
+    aim = ["sac", "--agent.target-entropy", "1", "--agent.temperature-lr", "1e-3"]
+    note = parse([*aim, "--agent.no-learn-temperature"]).notes[-1]
+    assert note.startswith("nothing reads agent.target_entropy, agent.temperature_lr under these settings")
+    assert not [note for note in parse(aim).notes if note.startswith("nothing reads")]
 
 
 def test_a_window_is_noted_beside_a_core_without_one() -> None:

@@ -16,6 +16,16 @@ from jaxrl import evaluate, play, train, verify
 from jaxrl.cli.outside import admit
 from jaxrl.errors import SettingsError
 
+LEAVES = """
+import sys
+
+def make():
+    sys.exit(0)
+
+def make_later():
+    return make_walk()._replace(step=lambda state, action, key: sys.exit(0))
+"""
+"""Functions that end the process, added to those of `CODE`."""
 CODE = """
 import jax.numpy as jnp
 import jaxrl
@@ -90,6 +100,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "walks_of_mine" / "gyms.py").write_text(GYM)
     (tmp_path / "walks_of_mine" / "broken.py").write_text("raise RuntimeError('no licence')")
     (tmp_path / "walks_of_mine" / "lacking.py").write_text("import a_package_that_is_not_there")
+    (tmp_path / "walks_of_mine" / "script.py").write_text("import sys\ndef make(): pass\nsys.exit(0)")
+    (tmp_path / "walks_of_mine" / "leaves.py").write_text(f"{CODE}{LEAVES}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
@@ -226,6 +238,9 @@ def test_evaluations_know_the_limit_of_a_gymnasium_environment_of_ones_own(
         ("walks_of_mine.broken:make", "failed: RuntimeError: no licence"),
         ("walks_of_mine.lacking:make", "failed: No module named 'a_package_that_is_not_there'"),
         ("walks_of_mine.envs:make_nothing", "returned int; expected a jaxrl.Env, or an environment of Gymnasium"),
+        ("walks_of_mine.script:make", "importing walks_of_mine.script failed: SystemExit: 0"),
+        ("walks_of_mine.leaves:make", "failed with {}: SystemExit: 0"),
+        ("walks_of_mine.leaves:make_later", "step raised SystemExit: 0"),
     ],
 )
 def test_what_cannot_be_imported_is_said_in_one_line(name: str, told: str) -> None:

@@ -13,6 +13,8 @@ from hypothesis import given, strategies as st
 from toys_trainer import ByStep, Scripted, counting
 
 import jaxrl
+from jaxrl import verify
+from jaxrl.errors import NoCheckpointError
 from jaxrl.training.ledger import Ledger
 from jaxrl.training.storage.checkpoints import Standing, Store, surplus
 from jaxrl.training.storage.logs import RowLog, log_problems
@@ -109,6 +111,23 @@ def test_a_better_policy_on_disk_is_the_one_to_beat_where_scores_come_out_differ
     metadata = json.loads((tmp_path / "metadata.json").read_text())
     for facts in (result.summary, metadata):
         assert (facts["best_score"], facts["best_opt_steps"], facts["last_score"]) == (400.0, 30, 160.0)
+
+
+def test_a_best_policy_that_is_gone_is_noticed_and_the_next_one_takes_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, Any] = {"eval_interval": 10, "confirm_best": False, "eval_at_start": False, "quiet": True}
+    settings |= {"run_dir": str(tmp_path)}
+    jaxrl.Trainer(counting(), evaluator=Scripted([10.0], [400.0]), max_opts=20, **settings).train()
+    shutil.rmtree(tmp_path / "best")
+    assert verify.main([str(tmp_path)]) == NoCheckpointError.exit_code
+    assert "best: the policy with the best score, 400.0, is gone" in capsys.readouterr().err
+    trainer = jaxrl.Trainer(counting(), evaluator=Scripted([30.0], [20.0]), max_opts=40, **settings, resume=True)
+    assert trainer.train().best_score == 30.0
+    assert kept(tmp_path, "best") == [30]
+    assert bests_logged(tmp_path) == [True, True, True, False]
+    assert "the best policy is lost" in (tmp_path / "metrics.jsonl").read_text()
+    assert verify.main([str(tmp_path)]) == 0
 
 
 def trainer_of(wanted: Plan, run: Path, resume: bool) -> jaxrl.Trainer:

@@ -87,7 +87,7 @@ def test_noise_is_of_the_half_width_of_the_bounds_and_stays_within() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"noise": 0.1}, "noise is for continuous actions"),
+        ({"noise": 0.1}, "noise is for actions of a single Box"),
         ({"random": 1.5}, "random is 1.5"),
         ({"num_envs": 0}, "num_envs is 0"),
         ({"num_envs": 99_999_999_999}, "num_envs is 99999999999; expected at most 1048576"),

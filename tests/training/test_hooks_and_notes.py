@@ -151,3 +151,48 @@ def test_columns_of_ones_own_with_names_that_the_rows_have_are_refused(name: str
     said = f"evaluator: rows have a column '{name}' of their own; give that of the evaluation another name"
     with pytest.raises(SettingsError, match=said):
         jaxrl.Trainer(counting(), max_opts=4, eval_interval=4, evaluator=evaluator, quiet=True).train()
+
+
+# --- what is no callback ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"hooks": lambda trainer: None}, "hooks is function; expected jaxrl.Hooks"),
+        ({"hooks": jaxrl.Hooks(record=5)}, "hooks: record is 5; expected a function"),
+        ({"hooks": jaxrl.Hooks(end=[print, "x"])}, "hooks: end is 'x'; expected a function"),
+        ({"stop": 5}, "stop is 5; expected a function"),
+        ({"score": "return"}, "score is 'return'; expected a function"),
+        ({"evaluator": 5}, "evaluator is 5; expected a function"),
+        ({"interrupt": 5}, r"interrupt is int; expected jaxrl.Interrupt\(\)"),
+        ({"config": {}}, "config is dict; expected jaxrl.TrainerConfig"),
+        ({"resume": 5}, "resume is 5; expected a bool, or the directory of a run"),
+        ({"run_dir": 5}, "run_dir is 5; expected a path"),
+        ({"run_dir": "a\0b"}, "has a null character"),
+    ],
+)
+def test_what_is_of_another_type_is_refused_before_anything_begins(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        jaxrl.Trainer(counting(), **{"max_opts": 8, "evaluator": judged, **settings})
+
+
+@pytest.mark.parametrize("score", [None, "x", np.zeros(2)])
+def test_a_score_that_is_no_number_is_named(score: Any) -> None:
+    with pytest.raises(SettingsError, match=r"score is .*; expected a number"):
+        train(score=lambda evaluation: score)
+
+
+@pytest.mark.parametrize("again", [lambda trainer: trainer.train(), lambda trainer: next(iter(trainer))])
+def test_a_trainer_that_trains_cannot_begin_again_and_goes_on(again: Any, tmp_path: Path) -> None:
+    said = []
+
+    def begin_again(trainer: jaxrl.Trainer, row: Any) -> None:
+        with pytest.raises(SettingsError, match="this trainer is training already") as refused:
+            again(trainer)
+        said.append(refused)
+
+    trainer, rows = train(jaxrl.Hooks(record=begin_again), run_dir=str(tmp_path))
+    assert len(said) == 4
+    assert column(rows, "opt_steps") == [2, 4, 6, 8]
+    assert trainer.train(max_opts=10).summary["opt_steps"] == 10

@@ -457,3 +457,14 @@ def test_what_recorders_import_is_imported_before_members_begin(run: Path, monke
     go_on(run, recorders=("csv",))
     assert threads[0] is threading.main_thread()
     assert len(threads) == 3
+
+
+@pytest.mark.parametrize("layout", ["spread", "together"])
+def test_an_error_of_a_file_of_the_users_own_is_not_taken_for_one_of_the_run(layout: str, tmp_path: Path) -> None:
+    def read_own(trainer: object, row: object) -> None:
+        (tmp_path / "mine.json").read_text()
+
+    hooks, run = jaxrl.Hooks(record=read_own), tmp_path / "run"
+    with pytest.raises(FileNotFoundError, match=r"mine\.json"):
+        Trainer(two(layout), **LENGTH, run_dir=run, hooks=hooks, quiet=True).train()
+    assert json.loads((run / "metadata.json").read_text())["status"] == "failed"

@@ -63,7 +63,7 @@ def gather(
     """
     check_settings(transitions, random, noise, num_envs)
     if noise and not isinstance(env.spec.action_space, Box):
-        raise SettingsError(f"noise is for continuous actions, which {env.spec.name} does not have; use random")
+        raise SettingsError(f"noise is for actions of a single Box, which {env.spec.name} does not have; use random")
     env = require_single_agent(env, "gathering a data set")
     # As in evaluation: nothing here advances schedules.
     several = vectorise(env._replace(values=final_values(env.values)), num_envs)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.env_process import exit_if_importing
-from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
+from jaxrl.errors import DISK_ERRORS, DivergedError, SettingsError, StorageError, check_count
 from jaxrl.parsing import flatten_settings, format_repr
 from jaxrl.paths import reason_of_path
 from jaxrl.strategies.base import Strategy
@@ -140,7 +140,7 @@ class PopulationTrainer:
         self._runs = [MemberRun(member) for member in population.members]
         self._failure: StorageError | None = None
         self._gates = self._new_gates(self.config)
-        self._described = self._begun = False
+        self._described = self._begun = self._is_training = False
         self._make: dict[str, Any] = {
             "evaluator": evaluator,
             "score": score,
@@ -198,6 +198,15 @@ class PopulationTrainer:
     def __iter__(self) -> Iterator[MemberReport]:
         """Train, yielding at each boundary of each member; leaving the loop early saves all members."""
         exit_if_importing()
+        if self._is_training:
+            raise SettingsError("this trainer is training already; end that loop before another begins")
+        self._is_training = True
+        try:
+            yield from self._train_members()
+        finally:
+            self._is_training = False
+
+    def _train_members(self) -> Iterator[MemberReport]:
         if self._begun:
             # Called again: with a directory, the members are resumed from it, however they began.
             self._resume, self._start_over = self.config.run_dir is not None, False
@@ -602,7 +611,7 @@ class PopulationTrainer:
             return
         require_no_member(self.config.run_dir)
         replaces = self._start_over and holds_run(self.config.run_dir)
-        self._dir = RunDir(self.config.run_dir, self._resume or replaces)
+        self._dir, is_open = RunDir(self.config.run_dir, self._resume or replaces), False
         try:
             if self._resume:
                 require_same(self.population, self.config, self._dir.path)
@@ -613,16 +622,20 @@ class PopulationTrainer:
             if not self._resume:
                 self._write_settings(created=timestamp())
             self._open_files(self._dir.path)
+            is_open = True
             yield
             done = all(run.status != "running" for run in self._runs)
             self._end(self.interrupt.reason or ("done" if done else "running"))
-        except OSError as error:
-            raise StorageError(f"cannot write the run directory {self._dir.path}: {reason_of_path(error)}") from error
         except GeneratorExit:  # the loop over it was left, and all members are saved
             self._end(self.interrupt.reason or "left")
             raise
-        except BaseException:
-            self._end(self.interrupt.reason or "failed")
+        except BaseException as error:
+            if is_open or not isinstance(error, OSError):
+                self._end(self.interrupt.reason or "failed")
+            # Once open, another error of a file is one of the user's own functions.
+            if isinstance(error, OSError) and (not is_open or error.errno in DISK_ERRORS):
+                reason = f"cannot write the run directory {self._dir.path}: {reason_of_path(error)}"
+                raise StorageError(reason) from error
             raise
         finally:
             if self._saves is not None:

@@ -45,6 +45,8 @@ def resolve_fork(
     Raises:
       SettingsError: the arguments contradict each other.
     """
+    if not isinstance(resume, bool | str | os.PathLike):
+        raise SettingsError(f"resume is {resume!r}; expected a bool, or the directory of a run")
     source = None if isinstance(resume, bool) else local(Path(resume))
     if from_step is None:
         if source is not None and run_dir is not None and Path(run_dir).absolute() != source.absolute():
