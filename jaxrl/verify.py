@@ -300,11 +300,10 @@ def check_best(run_dir: Path, store: Store, problems: Problems) -> None:
             print_line("best", step, "ok", digest(leaves))
     if steps:
         return
+    print_line("best none")
     told = read_metadata(run_dir)
     # While a run goes on, or where it was killed, its metadata may be ahead of what is saved.
-    if told.get("best_score") is None or told.get("status") == "running":
-        print_line("best none")
-    else:
+    if told.get("best_score") is not None and told.get("status") != "running":
         problems.add(f"best: the policy with the best score, {told['best_score']}, is gone")
 
 

@@ -267,6 +267,7 @@ def test_verify_says_what_it_has_looked_at(cli: Cli, finished: Finished) -> None
     assert done.returncode == 6
     assert done.stdout.splitlines() == [*checkpoints, "best none"]
     assert "metrics.jsonl" in done.stderr
+    assert re.search("best: the policy with the best score, .*, is gone", done.stderr)
 
 
 @pytest.mark.parametrize(
