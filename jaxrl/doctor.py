@@ -4,7 +4,7 @@ It prints the facts, then a line per check: name, `ok`, `failed` or `skipped`, s
 temporary directories, which it removes, and to the file of `--json`.
 """
 
-import jaxrl.cli.main as cli  # first: it installs signal handlers
+import jaxrl.cli.main as command_line  # first: it installs signal handlers
 
 # isort: split
 import contextlib
@@ -62,17 +62,17 @@ ADVICE = {
 
 def main(args: Sequence[str]) -> int:
     """Parse, look, check, print; return the exit code: 0, or 1 if a check has failed."""
-    parser = cli.Parser(
+    parser = command_line.Parser(
         "doctor",
         "--quick --json doctor.json",
         description="Print what a bug report needs to know of this machine, and check that training works on it. "
         "Nothing is written but temporary files, where TMPDIR says.",
     )
     parser.add_argument("--quick", action="store_true", help="compile one agent only, and measure no speed")
-    parser.add_argument("--json", type=cli.path_arg, help="file to write the same to, as data")
+    parser.add_argument("--json", type=command_line.path_arg, help="file to write the same to, as data")
     options = parser.parse(args)
     page = Page(options.json and Path(options.json))
-    cli.without_compilation_cache()
+    command_line.without_compilation_cache()
     try:
         look(page)
         check(page, options.quick)
@@ -125,8 +125,8 @@ def look(page: Page) -> None:
     page.add_fact("platform", f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} cores")
     names = sorted(name for name in os.environ if name.startswith(("JAX_", "XLA_", "JAXRL_")))
     page.add_fact("variables", " ".join(f"{name}={os.environ[name]}" for name in names) or "none")
-    page.add_fact("compiled in", f"{cli.compilation_cache() or 'memory alone'} (not used here)")
-    first, *others = cli.require_devices()
+    page.add_fact("compiled in", f"{command_line.compilation_cache() or 'memory alone'} (not used here)")
+    first, *others = command_line.require_devices()
     page.add_fact("devices", f"{1 + len(others)} of {first.device_kind} ({first.platform})")
     if (limit := (first.memory_stats() or {}).get("bytes_limit")) is not None:
         page.add_fact("memory", f"{limit / 2**30:.1f} GiB each")
@@ -238,4 +238,4 @@ def _floats(tree: PyTree) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    cli.run_main(main)
+    command_line.run_main(main)

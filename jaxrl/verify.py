@@ -42,6 +42,7 @@ from jaxrl.training.storage.logs import LOGS, damage, lines_of_nobody, log_probl
 from jaxrl.training.storage.members import runs_of
 from jaxrl.training.storage.opening import open_store
 from jaxrl.training.storage.population_saves import PopulationStore
+from jaxrl.training.storage.run import is_before_fork
 from jaxrl.training.storage.run_dir import (
     BEST,
     CHECKPOINTS,
@@ -303,7 +304,8 @@ def check_best(run_dir: Path, store: Store, problems: Problems) -> None:
     print_line("best none")
     told = read_metadata(run_dir)
     # While a run goes on, or where it was killed, its metadata may be ahead of what is saved.
-    if told.get("best_score") is not None and told.get("status") != "running":
+    left = is_before_fork(told, told.get("best_opt_steps"))
+    if told.get("best_score") is not None and told.get("status") != "running" and not left:
         problems.add(f"best: the policy with the best score, {told['best_score']}, is gone")
 
 

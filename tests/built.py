@@ -40,5 +40,6 @@ def no_cache_of_the_user() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for command in (evaluate, train, verify):
             patch.setattr(command, "cache_compilations", lambda: None)
-        patch.setattr(doctor.cli, "without_compilation_cache", lambda: None)  # nor from turning off that of the tests
+        # Nor from turning off that of the tests.
+        patch.setattr(doctor.command_line, "without_compilation_cache", lambda: None)
         yield

@@ -330,7 +330,7 @@ def test_the_table_of_where_things_are_names_files_and_what_stands_in_them() -> 
                 if "/" in name:
                     path = ROOT / folder / name
                     assert path.exists(), name
-                elif name != "vmap":
+                else:
                     found = ROOT / "jaxrl/training/loop.py" if name.startswith("Trainer.") else path
                     assert re.search(rf"(def|class) {name.rpartition('.')[2]}\b", found.read_text()), name
 

@@ -114,8 +114,8 @@ class PPOConfig(NetworkConfig, OptimizerConfig, CoreConfig):
     """Weight of the policy objective and the entropy bonus beside a teacher or demonstrations; 0: learn the policy from
     these alone."""
     recompute_advantage: bool = False
-    """Recompute advantages and value targets before each epoch, with the current values; otherwise they serve all
-    epochs."""
+    """Recompute advantages and value targets before each epoch, with the current values; otherwise those of before
+    the first epoch serve all."""
     normalise_advantage: Annotated[str, OneOf(("minibatch", "batch", "none"))] = "minibatch"
     """Normalise advantages to mean 0 and standard deviation 1 over each minibatch, over the whole batch, or not at all
     (none). A minibatch of a single sample is left as it is."""

@@ -848,7 +848,8 @@ def _check_continuous(config: SACConfig, spec: EnvSpec) -> None:
 def _check_statistics(parts: Parts, custom: CustomParts) -> None:
     """Raise `SettingsError` for a critic made in Python with statistics of the batch, beside sampled actions of CQL.
 
-    They would be statistics of these actions, of which there are thirty for each of the data.
+    They would be statistics of these actions, of which there are thirty for each of the data; other variables that are
+    no parameters are refused alike.
     """
     if parts.config.cql and "make_critic" in custom.makers and isinstance(parts.spec.action_space, Box):
         _, critic = jax.eval_shape(lambda: critics.init_networks(parts, make_key(0)))

@@ -438,7 +438,7 @@ PRESETS["reinforce"] = {
 # https://arxiv.org/abs/1802.01561).
 PRESETS["impala"] = {
     # 500 000 environment steps each. From two actors with `--num-envs 8` at a lag of four rounds, CartPole-v1 is learnt
-    # with `--agent.lr 1e-3`; with this rate, policies may collapse on the way.
+    # with `--agent.lr 1e-3`; with the rate below, policies may collapse on the way.
     **{
         name: {**PRESETS["a2c"][name], "agent": {"lr": 3e-3, "lr_decay": 1_953}}
         for name in ("CartPole-v1", "Acrobot-v1")

@@ -137,11 +137,11 @@ def _broadcast(body: Body, eqn: Any, x: Array) -> Array:
     return _spread(body, x, eqn.params["shape"], eqn.params["broadcast_dimensions"])
 
 
-def _spread(body: Body, x: Array, shape: Sequence[int], axes: Sequence[int]) -> Array:
-    """Broadcast `x`, whose axes become the axes `axes`, to `shape`."""
+def _spread(body: Body, x: Array, shape: Sequence[int], onto: Sequence[int]) -> Array:
+    """Broadcast `x` to `shape`, of which its axes become those `onto`."""
     if x.views and math.prod(shape) > math.prod(x.shape):
         x = body.evaluate(x)  # once rather than for each repetition
-    of = {axis: i for i, axis in enumerate(axes) if x.shape[i] != 1}
+    of = {axis: i for i, axis in enumerate(onto) if x.shape[i] != 1}
     return x.move(shape, lambda strides: (strides[of[axis]] if axis in of else 0 for axis in range(len(shape))))
 
 

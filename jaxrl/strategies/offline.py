@@ -266,13 +266,13 @@ def epoch_indices(key: Key, opt_step: Array, batch_size: int, rows: int) -> Arra
     depends on the arguments alone: there is no state to keep, and a resumed run gets the same batches.
     """
     epoch, first = mul_divmod(opt_step, batch_size, rows)
-    place = first + jnp.arange(batch_size, dtype=jnp.uint32)
-    inside = place < rows
+    position = first + jnp.arange(batch_size, dtype=jnp.uint32)
+    inside = position < rows
     # Places past the end of this epoch count as 0 here, and those before it as 0 in the next one.
-    now = permute(jax.random.fold_in(key, epoch), jnp.where(inside, place, 0), rows)
+    now = permute(jax.random.fold_in(key, epoch), jnp.where(inside, position, 0), rows)
     if rows % batch_size == 0:  # no batch spans two epochs
         return now
-    then = permute(jax.random.fold_in(key, epoch + 1), jnp.where(inside, 0, place - rows), rows)
+    then = permute(jax.random.fold_in(key, epoch + 1), jnp.where(inside, 0, position - rows), rows)
     return jnp.where(inside, now, then)
 
 

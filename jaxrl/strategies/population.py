@@ -216,8 +216,8 @@ def make_population(
         search = search.within(sweep, draw_seed)
         settings[search.name] = search.settings()
     made = [
-        Member(place * seeds + seed, seed, swept, strategy)
-        for place, (swept, strategy) in enumerate(zip(combined, variants, strict=True))
+        Member(i * seeds + seed, seed, swept, strategy)
+        for i, (swept, strategy) in enumerate(zip(combined, variants, strict=True))
         for seed in range(seeds)
     ]
     return Population(tuple(made), settings, search, layout)
@@ -306,7 +306,7 @@ def _draw(sweep: Sweep, seeds: int, members: int | None, draw_seed: int) -> list
             f"members {members} is not a multiple of seeds {seeds}; the nearest that is: {below} or {below + seeds}"
         )
     # One generator per combination, so that a larger population starts with the same members.
-    rngs = [np.random.default_rng([draw_seed, place]) for place in range(members // seeds)]
+    rngs = [np.random.default_rng([draw_seed, i]) for i in range(members // seeds)]
     pick = lambda values, rng: values.draw(rng) if isinstance(values, Range) else values[rng.integers(len(values))]
     return [{name: pick(values, rng) for name, values in sweep.items()} for rng in rngs]
 

@@ -168,11 +168,11 @@ class PBT(NamedTuple):
             # Members with equal scores do not copy each other.
             beaten = [number for number in worst if _finite(scores[number]) < _finite(scores[best[-1]])]
             return {number: best[int(self._rng(gate, number).integers(count))] for number in beaten}
-        place = {number: at for at, number in enumerate(order)}
+        position = {number: at for at, number in enumerate(order)}
         # Each member meets a random other; only the losers' encounters are kept.
         drawn = {number: int(self._rng(gate, number).integers(len(order) - 1)) for number in order}
-        met = {number: order[at + (at >= place[number])] for number, at in drawn.items()}
-        met = {a: b for a, b in met.items() if place[b] < place[a] and _finite(scores[b]) > _finite(scores[a])}
+        met = {number: order[at + (at >= position[number])] for number, at in drawn.items()}
+        met = {a: b for a, b in met.items() if position[b] < position[a] and _finite(scores[b]) > _finite(scores[a])}
         roots: dict[int, int] = {}
         for number in order:  # from the best down, so that the opponent's root is known
             roots[number] = roots[met[number]] if number in met else number
@@ -181,8 +181,8 @@ class PBT(NamedTuple):
     def _explore(self, gate: int, member: int, parent: Mapping[str, Any]) -> dict[str, float]:
         return {
             # One generator for each setting, numbered from 1. The one without a number has drawn the parent.
-            name: self._perturb(self._rng(gate, member, place + 1), self.sweep[name], float(parent[name]))
-            for place, name in enumerate(self.sweep)
+            name: self._perturb(self._rng(gate, member, index + 1), self.sweep[name], float(parent[name]))
+            for index, name in enumerate(self.sweep)
         }
 
     def _perturb(self, rng: np.random.Generator, allowed: Any, value: float) -> float:

@@ -231,7 +231,7 @@ def process_step(
 
 
 def mark_ended(is_last: Array, ended: Array, step: Array) -> Array:
-    """Return `is_last` `[T, N]` of an iteration, set also where `ended` `[N]` at step `step`."""
+    """Return `is_last` `[T, N]` of an iteration, set also where `ended` `[N]` at `step`."""
     return is_last.at[step].set(is_last[step] | ended)
 
 

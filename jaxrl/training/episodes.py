@@ -52,16 +52,16 @@ def episodes_in(endings: Sequence[EpisodeEnds], t: int, stop: int, schedule: Sch
     num_envs = length.shape[-1]
     length, total = length.reshape(-1), total.reshape(-1)
     # A length of 0 is a step without an end; a negative one is that of a truncated episode.
-    place = np.flatnonzero(length)
-    iteration, step = np.divmod(place, schedule.env_steps_per_step)
+    ended = np.flatnonzero(length)
+    iteration, step = np.divmod(ended, schedule.env_steps_per_step)
     vector_step, env = np.divmod(step, num_envs)
     return Episodes(
         opt_steps=(t + iteration + 1) * schedule.opt_steps_per_step,
         env_steps=schedule.env_steps(t) + iteration * schedule.env_steps_per_step + (vector_step + 1) * num_envs,
         env=env,
-        total=total[place],
-        length=np.abs(length[place]),
-        terminated=length[place] > 0,
+        total=total[ended],
+        length=np.abs(length[ended]),
+        terminated=length[ended] > 0,
     )
 
 

@@ -27,9 +27,7 @@ from jaxrl.errors import (
     ProcessError,
     SettingsError,
     StorageError,
-    check_callable,
     check_count,
-    check_type,
     describe_error,
     print_stderr,
 )
@@ -67,7 +65,7 @@ from jaxrl.training.report import (
     Report,
     Result,
     call,
-    check_hooks,
+    check_callbacks,
     leave_by_signal,
     print_summary,
     progress_parts,
@@ -88,7 +86,16 @@ from jaxrl.training.stops import BROKEN, FINISHED, LIMITS
 from jaxrl.training.storage.arrays import read_part, write_part
 from jaxrl.training.storage.checkpoints import Facts, Store
 from jaxrl.training.storage.members import Membership, require_no_member
-from jaxrl.training.storage.run import PENDING_BOUNDARY, VERSIONS, Best, Resume, Storage, resolve_resume, versions
+from jaxrl.training.storage.run import (
+    BEST_LOST,
+    PENDING_BOUNDARY,
+    VERSIONS,
+    Best,
+    Resume,
+    Storage,
+    resolve_resume,
+    versions,
+)
 from jaxrl.training.storage.weights import Weights, insert_leaves, require_same_start, weights_of
 from jaxrl.trees import Key, PyTree, make_key
 from jaxrl.xla import attempts
@@ -154,10 +161,7 @@ class Trainer:
           SettingsError: a setting is invalid, or settings contradict each other.
         """
         check_strategy(strategy)
-        check_hooks(hooks)
-        check_type("interrupt", interrupt, Interrupt, "jaxrl.Interrupt()")
-        for name, function in (("evaluator", evaluator), ("score", score), ("stop", stop)):
-            check_callable(name, function)
+        check_callbacks(hooks, interrupt, evaluator=evaluator, score=score, stop=stop)
         config, given = with_recorders(config_for(strategy, evaluator, config, settings), recorders)
         run_dir, how = resolve_resume(resume, from_step, config.run_dir, allow_changes, start_over)
         if run_dir is not None and how.enabled and not start_over:
@@ -190,7 +194,7 @@ class Trainer:
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._with_episodes = reports_episodes(strategy, config, self.hooks)
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
-        self._is_training = False
+        self._is_training = self._is_best_lost = False
         self._boundary_pending = False
         """Whether the boundary at the present iteration is still to be made, as its evaluation failed."""
         self._held_s = 0.0
@@ -217,6 +221,7 @@ class Trainer:
           StorageError: the last checkpoint could not be written; everything else was done.
           DivergedError: updates stayed non-finite, also after repeated rollbacks to the last good checkpoint.
         """
+        self._require_idle()
         if max_opts is not None:
             done = self.schedule.opt_steps(self.ledger.t)
             self.config, self.schedule, self._notes = extend(self.strategy, self.config, max_opts, done)
@@ -236,6 +241,10 @@ class Trainer:
             where = f" at {self.schedule.opt_steps(self.ledger.t):,} optimisation steps"
             where += f", at the end of the run ({self.stop_reason})" if self.stop_reason in LIMITS else ""
             leave_by_signal(number, where, "Trainer(strategy", self.config)
+
+    def _require_idle(self) -> None:
+        if self._is_training:
+            raise SettingsError("this trainer is training already; end that loop before another begins")
 
     def note(self, text: str | None = None, /, **values: float) -> None:
         """Add numbers to the next row, each as the mean of its noted values; log `text` as an event at once.
@@ -259,8 +268,7 @@ class Trainer:
 
     def reports(self) -> Generator[Report, None, None]:
         """Train, yielding a report at each boundary; closing the generator saves. Raises as `Trainer.train` does."""
-        if self._is_training:
-            raise SettingsError("this trainer is training already; end that loop before another begins")
+        self._require_idle()
         self._is_training = True
         try:
             if self._reset_for_call() and not self._follow():
@@ -289,6 +297,7 @@ class Trainer:
         # Raised last: all else is written and closed, but the run must not pass for saved.
         if storage.error is not None:
             raise storage.error
+        self._is_training = False  # a hook may train on from here
         call(self.hooks.end, self, self.result())
 
     def _hand_over(self, report: Report) -> Generator[Report, None, None]:
@@ -633,12 +642,12 @@ class Trainer:
         """Load the best policy on disk.
 
         Its score becomes the one to beat. A run that resumes bit for bit keeps the score of its checkpoint instead: it
-        will find this policy again by itself.
+        will find this policy again by itself. If the policy is lost, so is its score, and patience counts from 0.
         """
         self._best = best = self._storage.load_best(jax.eval_shape(self._params, self._compiled.like[0]))
-        if best is None and self.ledger.best_score is not None:
+        self._is_best_lost = self._storage.has_lost_best(best, self.ledger.best_opt_steps)
+        if self._is_best_lost:
             self.ledger.forget_scores()
-            self._notes = [*self._notes, "the best policy is lost: the next one to be evaluated is the best"]
         compiled = self.evaluator is self.lane or isinstance(self.evaluator, CompiledEvaluator)
         if best is not None and not (compiled and self._repeats_past()):
             self.ledger = self.ledger.with_best(best.score, best.opt_steps)
@@ -661,7 +670,8 @@ class Trainer:
         without = attempts.failures()
         self._storage.update_metadata(memory=self._memory.facts(), **({"without": without} if without else {}))
         of_programs = (*self._memory.notes(), *self.strategy.info.notes, *attempts.notes())
-        notes = (*self._notes, *self._weights.notes, *of_programs)
+        lost = [BEST_LOST] if self._is_best_lost else []
+        notes = (*self._notes, *self._weights.notes, *of_programs, *lost)
         restart_note = describe_restart(self._refilled, self.strategy)
         self._log.open(self._storage, self.resume.enabled, self._repeats_past(), notes, restart_note)
         if (beginning := self._storage.describe_origin()) is not None:

@@ -9,7 +9,7 @@ from jaxrl.errors import SettingsError, check_callable, check_type, print_stderr
 from jaxrl.parsing import format_repr
 from jaxrl.terminal import print_folded
 from jaxrl.training import processes
-from jaxrl.training.interrupt import raise_signal
+from jaxrl.training.interrupt import Interrupt, raise_signal
 from jaxrl.training.policy import GreedyPolicy
 from jaxrl.training.recorders import Row
 from jaxrl.training.settings import TrainerConfig
@@ -146,10 +146,18 @@ class Hooks(NamedTuple):
     """`(trainer, result)`, after all is written; also for an interrupted run, but not for a failed one."""
 
 
-def check_hooks(hooks: Hooks | None) -> None:
-    """Raise `SettingsError` unless `hooks` are functions."""
+def check_callbacks(hooks: Hooks | None, interrupt: Interrupt | None, **functions: object) -> None:
+    """Raise `SettingsError` for hooks, an interrupt or named functions of another type."""
     check_type("hooks", hooks, Hooks, "jaxrl.Hooks(...)")
-    for name, hook in (hooks or Hooks())._asdict().items():
+    check_hooks(hooks or Hooks())
+    check_type("interrupt", interrupt, Interrupt, "jaxrl.Interrupt()")
+    for name, function in functions.items():
+        check_callable(name, function)
+
+
+def check_hooks(hooks: NamedTuple) -> None:
+    """Raise `SettingsError` unless each of `hooks` is a function, or several."""
+    for name, hook in hooks._asdict().items():
         for one in hook if isinstance(hook, Sequence) else (hook,):
             check_callable(f"hooks: {name}", one)
 

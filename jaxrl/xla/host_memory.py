@@ -37,9 +37,9 @@ def write(held: Array, block: Array, start: Array) -> Array:
     return jax.lax.dynamic_update_slice(held, block, index)
 
 
-def scatter(held: Array, index: Array, rows: Array) -> Array:
-    """Return `held` with `rows` at the unique indices `index`; those out of bounds are dropped."""
-    return to_host(held).at[to_host(index)].set(to_host(rows), mode="drop", unique_indices=True)
+def scatter(held: Array, indices: Array, rows: Array) -> Array:
+    """Return `held` with `rows` at the unique `indices`; those out of bounds are dropped."""
+    return to_host(held).at[to_host(indices)].set(to_host(rows), mode="drop", unique_indices=True)
 
 
 def gather(take: Callable[[Array, Array], Array], held: Array, index: Array) -> Array:

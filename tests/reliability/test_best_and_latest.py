@@ -130,6 +130,42 @@ def test_a_best_policy_that_is_gone_is_noticed_and_the_next_one_takes_its_place(
     assert verify.main([str(tmp_path)]) == 0
 
 
+def test_a_fork_whose_best_policy_was_replaced_in_its_origin_goes_by_the_score_of_then(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"eval_interval": 10, "save_interval": 10, "keep": 9, "confirm_best": False}
+    settings |= {"eval_at_start": False, "patience": 3, "quiet": True}
+    origin, fork = str(tmp_path / "origin"), tmp_path / "fork"
+    scores = Scripted([50.0], [100.0], [20.0], [30.0], [200.0])
+    jaxrl.Trainer(counting(), evaluator=scores, max_opts=50, run_dir=origin, **settings).train()
+    trainer = jaxrl.Trainer(
+        counting(), evaluator=Scripted([10.0]), max_opts=90, run_dir=str(fork), resume=origin, from_step=40, **settings
+    )
+    result = trainer.train()
+    assert (result.summary["stop"], result.summary["opt_steps"]) == ("patience", 50)
+    assert (result.summary["best_score"], result.summary["best_opt_steps"]) == (100.0, 20)
+    assert bests_logged(fork) == [True, True, False, False, False]
+    assert "lost" not in (fork / "metrics.jsonl").read_text()
+    shutil.rmtree(fork / "best")  # kept, as it is the best of those on the disk
+    assert verify.main([str(fork)]) == 0
+
+
+def test_a_session_whose_best_policy_is_gone_keeps_the_next_one(tmp_path: Path) -> None:
+    def session(**settings: Any) -> jaxrl.Session:
+        return jaxrl.Session(jaxrl.make_env("CartPole-v1"), jaxrl.ppo(features=(8,)), run_dir=str(tmp_path), **settings)
+
+    with session() as first:
+        assert first.evaluate_score(400.0)
+    shutil.rmtree(tmp_path / "best")
+    with session(resume=True) as second:
+        assert second.best_score is None
+        assert second.evaluate_score(30.0)
+    assert kept_steps(tmp_path) == [0]
+
+
+def kept_steps(run: Path) -> list[int]:
+    """Return the steps of the best policies that are kept."""
+    return [int(entry.name) for entry in (run / "best").iterdir()]
+
+
 def trainer_of(wanted: Plan, run: Path, resume: bool) -> jaxrl.Trainer:
     """Return a trainer that begins the run, or goes on with it."""
     return jaxrl.Trainer(

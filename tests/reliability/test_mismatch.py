@@ -243,8 +243,8 @@ def test_every_setting_that_decides_the_training_is_compared_with_that_of_the_ru
     assert contents(run) == before
 
 
-HARMLESS_ONES = ["eval_episodes", "save_interval", "record_interval", "train_episodes", "tags", "recorders"]
-TOGETHER = {"harmless": HARMLESS_ONES, "idle": [*IDLE], "all": [*HARMLESS_ONES, *IDLE, *SHAPED]}
+CHANGEABLE_ONES = ["eval_episodes", "save_interval", "record_interval", "train_episodes", "tags", "recorders"]
+TOGETHER = {"harmless": CHANGEABLE_ONES, "idle": [*IDLE], "all": [*CHANGEABLE_ONES, *IDLE, *SHAPED]}
 
 
 def flags_of(name: str) -> list[str]:

@@ -210,7 +210,7 @@ def test_a_part_that_is_not_as_it_was_written_is_named_and_the_step_before_is_go
 
 @pytest.mark.slow
 @pytest.mark.parametrize("break_it", [damage, mistake])
-def test_a_damaged_part_is_passed_over_by_processes(
+def test_a_damaged_part_is_skipped_by_processes(
     tmp_path: Path, undisturbed: tuple[int, dict[str, str]], break_it: Callable[[Path], str]
 ) -> None:
     path = tmp_path / "run"

@@ -183,7 +183,10 @@ def test_a_score_that_is_no_number_is_named(score: Any) -> None:
         train(score=lambda evaluation: score)
 
 
-@pytest.mark.parametrize("again", [lambda trainer: trainer.train(), lambda trainer: next(iter(trainer))])
+@pytest.mark.parametrize(
+    "again",
+    [lambda trainer: trainer.train(), lambda trainer: trainer.train(max_opts=100), lambda trainer: next(iter(trainer))],
+)
 def test_a_trainer_that_trains_cannot_begin_again_and_goes_on(again: Any, tmp_path: Path) -> None:
     said = []
 
@@ -195,4 +198,12 @@ def test_a_trainer_that_trains_cannot_begin_again_and_goes_on(again: Any, tmp_pa
     trainer, rows = train(jaxrl.Hooks(record=begin_again), run_dir=str(tmp_path))
     assert len(said) == 4
     assert column(rows, "opt_steps") == [2, 4, 6, 8]
+    assert trainer.config.max_opts == 8
     assert trainer.train(max_opts=10).summary["opt_steps"] == 10
+
+
+def test_the_last_hook_may_train_on() -> None:
+    once = [16]
+    hooks = jaxrl.Hooks(end=lambda trainer, result: once and trainer.train(max_opts=once.pop()))
+    trainer, _ = train(hooks)
+    assert trainer.result().summary["opt_steps"] == 16

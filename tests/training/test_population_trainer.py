@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -468,3 +469,38 @@ def test_an_error_of_a_file_of_the_users_own_is_not_taken_for_one_of_the_run(lay
     with pytest.raises(FileNotFoundError, match=r"mine\.json"):
         Trainer(two(layout), **LENGTH, run_dir=run, hooks=hooks, quiet=True).train()
     assert json.loads((run / "metadata.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"stop": 5}, "stop is 5; expected a function"),
+        ({"score": 5}, "score is 5; expected a function"),
+        ({"interrupt": 5}, "interrupt is int; expected jaxrl.Interrupt"),
+    ],
+)
+def test_callbacks_of_another_type_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        Trainer(two(), **LENGTH, **settings)
+
+
+def test_a_file_of_the_run_that_cannot_be_written_is_told_as_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    Trainer(two(), **BEGUN, run_dir=run).train()
+
+    def spoil(trainer: object) -> None:
+        if not (run / "config.yaml").is_dir():
+            (run / "config.yaml").unlink()
+            (run / "config.yaml").mkdir()
+
+    trainer = Trainer(two(), **LENGTH, run_dir=run, resume=True, workers=1, quiet=True, hooks=jaxrl.Hooks(start=spoil))
+    with pytest.raises(StorageError, match="cannot write the run directory"):
+        trainer.train()
+
+
+def test_a_population_that_trains_cannot_be_prolonged_meanwhile(tmp_path: Path) -> None:
+    trainer = Trainer(two(), **LENGTH, run_dir=tmp_path / "run", quiet=True)
+    for _ in trainer:
+        with pytest.raises(SettingsError, match="this trainer is training already"):
+            trainer.train(max_opts=300)
+    assert trainer.config.max_opts == LENGTH["max_opts"]

@@ -163,9 +163,9 @@ class Actor:
         window, choice = programs.first(random, agent, window, key, np.array([number, published.opt_step], np.uint32))
         kept, infos, fresh = [], [], ()
         # `next` processes a step and chooses an action; `last` only processes, as the next round has other parameters.
-        for place in range(1, steps + 1):
+        for step in range(1, steps + 1):
             result, info = self._step(choice.action)
-            if place < steps:
+            if step < steps:
                 window, choice, words = programs.next(random, agent, window, choice, key, result)
             else:
                 window, words, fresh = programs.last(window, choice, result)

@@ -52,9 +52,9 @@ class ProcessWorker:
         handles = calls.fileno(), control.fileno()
         lifeline, end = os.pipe()
         self._lifeline = os.fdopen(end, "wb")  # closed once, though two threads may end the worker
-        places = [place for place in sys.path if isinstance(place, str)]  # Python ignores all others
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores all others
         program = (
-            f"import sys; sys.path[:] = {places}; import jaxrl.supervisor as s; s.end_with_parent(); "
+            f"import sys; sys.path[:] = {path}; import jaxrl.supervisor as s; s.end_with_parent(); "
             f"s.supervise({lifeline}); from {__name__} import main; main{handles}"
         )
         # Close the worker's ends in this process, so that its death shows as the end of the pipes.

@@ -79,13 +79,8 @@ class RemoteContext:
         Raises:
           SettingsError: the environment or the agent cannot be pickled.
         """
-        self.start, self.actor_fns, self.halted, self.opening_turn, self.log = (
-            start,
-            actor_fns,
-            halted,
-            opening_turn,
-            log,
-        )
+        self.start, self.actor_fns, self.halted = start, actor_fns, halted
+        self.opening_turn, self.log = opening_turn, log
         self._sent: dict[int, Any] = {}
         self._sending = threading.Lock()
         try:

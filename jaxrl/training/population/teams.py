@@ -49,19 +49,19 @@ class Request(NamedTuple):
 class TeamLane(Lane):
     """A member's lane in a team, which its trainer calls instead of its own programs."""
 
-    def __init__(self, team: "Team", lane: int, runs_per_worker: float) -> None:
-        """Refer to a lane of `team`; `runs_per_worker` as in `Lane`."""
-        self.team, self.lane, self.runs_per_worker = team, lane, runs_per_worker
+    def __init__(self, team: "Team", index: int, runs_per_worker: float) -> None:
+        """Refer to the lane `index` of `team`; `runs_per_worker` as in `Lane`."""
+        self.team, self.index, self.runs_per_worker = team, index, runs_per_worker
         self.runner = self
         self.chunk_s = max(Lane.chunk_s, MEMBER_S * team.members)
 
     def run(self, state: PyTree, sums: Sums, t: int, stop: int) -> tuple[PyTree, Sums, int, list[EpisodeEnds]]:
         """Make iterations from `t`, at most `stop - t`; the iteration reached is returned too, see `ActorPool.run`."""
-        return self.team.call(self.lane, Request((state, sums), t, stop))
+        return self.team.call(self.index, Request((state, sums), t, stop))
 
     def __call__(self, params: PyTree, key: Key) -> Evaluation:
         """Evaluate together with the team."""
-        return self.team.call(self.lane, Request((params, key)))
+        return self.team.call(self.index, Request((params, key)))
 
     def whole(self, state: PyTree) -> PyTree:
         """Return the state itself, read from its lane if necessary."""
@@ -219,7 +219,7 @@ class Team:
             self._conditions[min(self._requests)].notify()
 
     def _execute(self) -> None:
-        """Execute the pending evaluations, or else those with the earliest iterations."""
+        """Execute the pending evaluations, or else the requests with the earliest iterations."""
         # The earliest first: a member that was rolled back to a checkpoint catches up with the others.
         start = min(request.start for request in self._requests.values())
         due = {lane: self._requests.pop(lane) for lane, one in sorted(self._requests.items()) if one.start == start}
@@ -336,12 +336,12 @@ class MemberPlacement(NamedTuple):
     def leave(self, number: int) -> None:
         """Have a member's team no longer wait for it."""
         if number in self.lanes:
-            self.lanes[number].team.leave(self.lanes[number].lane)
+            self.lanes[number].team.leave(self.lanes[number].index)
 
     def join(self, number: int) -> None:
         """Have a member's team wait for it again."""
         if number in self.lanes:
-            self.lanes[number].team.join(self.lanes[number].lane)
+            self.lanes[number].team.join(self.lanes[number].index)
 
     def dissolve(self) -> None:
         """Have no team wait for any member."""
@@ -392,9 +392,8 @@ def place_members(
     for group in groups:
         step = id(group[0].strategy.step)
         widest[step] = max(widest.get(step, 0), len(group))
-    runs_per_worker = max(
-        1.0, len(population.members) / workers
-    )  # a team trains on once all of its members have called
+    # A team trains on once all of its members have called.
+    runs_per_worker = max(1.0, len(population.members) / workers)
     for number, group in enumerate(groups):
         strategy = group[0].strategy
         # All teams of a strategy have the same width, so they share one program.

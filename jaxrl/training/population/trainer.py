@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl.env_process import exit_if_importing
-from jaxrl.errors import DISK_ERRORS, DivergedError, SettingsError, StorageError, check_count
+from jaxrl.errors import DivergedError, SettingsError, StorageError, check_count
 from jaxrl.parsing import flatten_settings, format_repr
-from jaxrl.paths import reason_of_path
+from jaxrl.paths import reason_of_path, writing
 from jaxrl.strategies.base import Strategy
 from jaxrl.strategies.population import Population, require_compatible, require_movable, require_stream, with_values
 from jaxrl.strategies.search import PBT, Verdict
@@ -46,7 +46,7 @@ from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import describe, place_members
 from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import Row, RunInfo, recorders_of
-from jaxrl.training.report import Hooks, Report, leave_by_signal, print_table, run_dir_part
+from jaxrl.training.report import Hooks, Report, check_callbacks, leave_by_signal, print_table, run_dir_part
 from jaxrl.training.settings import TrainerConfig, config_for, plan_run, settings_of_run
 from jaxrl.training.stops import HALVED, LIMITS, can_go_on
 from jaxrl.training.storage.logs import RowLog
@@ -115,6 +115,7 @@ class PopulationTrainer:
         """
         if not population.members:
             raise SettingsError("a population without members; expected one or more")
+        check_callbacks(hooks, interrupt, evaluator=evaluator, score=score, stop=stop)
         if from_step is not None:
             raise SettingsError(
                 "from_step begins a run, not a population; branch off from a member, as of runs/lr/members"
@@ -173,6 +174,7 @@ class PopulationTrainer:
           StorageError: the last checkpoint of a member could not be written; everything else completed.
           DivergedError: all members diverged.
         """
+        self._require_idle()
         if max_opts is not None:
             self.config = self._extended(max_opts)
         for _ in self:
@@ -182,6 +184,10 @@ class PopulationTrainer:
         if not self._quiet:
             self._print_table(result)
         return result
+
+    def _require_idle(self) -> None:
+        if self._is_training:
+            raise SettingsError("this trainer is training already; end that loop before another begins")
 
     def _extended(self, max_opts: int) -> TrainerConfig:
         """Return the settings of runs of `max_opts` optimisation steps; raise `SettingsError` unless all can go on."""
@@ -198,8 +204,7 @@ class PopulationTrainer:
     def __iter__(self) -> Iterator[MemberReport]:
         """Train, yielding at each boundary of each member; leaving the loop early saves all members."""
         exit_if_importing()
-        if self._is_training:
-            raise SettingsError("this trainer is training already; end that loop before another begins")
+        self._require_idle()
         self._is_training = True
         try:
             yield from self._train_members()
@@ -327,9 +332,10 @@ class PopulationTrainer:
         if run.trainer is None:
             return  # it diverged in an earlier process
         if self._dir is not None and not self._described:
-            if self._resume:
-                self._write_settings()
-            self._write_members()
+            with writing(f"the run directory {self._dir.path}", StorageError):
+                if self._resume:
+                    self._write_settings()
+                self._write_members()
         self._described = True
 
     def _join(self, number: int) -> None:
@@ -501,8 +507,8 @@ class PopulationTrainer:
         if self._files is not None and self._saves is not None:
             store = partial(self._saves.store, member=run.member.number)
             membership.files = MemberFiles(MemberDir(self._files, run.member.number), store)
-        if self._gates is not None:
-            membership.reports_before_training, membership.gates = True, self._gates.steps
+        membership.reports_before_training = self._gates is not None
+        membership.gates = self._gates.steps if self._gates else ()
         # Safe against kills: resumed from a checkpoint with its replay buffer, the member finds the same policy again.
         membership.defers_best = self.config.save_interval != 0 and self.config.save_replay
         run.reports = run.reports or run.trainer.reports()
@@ -632,8 +638,8 @@ class PopulationTrainer:
         except BaseException as error:
             if is_open or not isinstance(error, OSError):
                 self._end(self.interrupt.reason or "failed")
-            # Once open, another error of a file is one of the user's own functions.
-            if isinstance(error, OSError) and (not is_open or error.errno in DISK_ERRORS):
+            # Once it is open, such an error is one of a user's function: those of the files here have other names.
+            if isinstance(error, OSError) and not is_open:
                 reason = f"cannot write the run directory {self._dir.path}: {reason_of_path(error)}"
                 raise StorageError(reason) from error
             raise

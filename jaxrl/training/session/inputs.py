@@ -225,7 +225,7 @@ def check_entry(name: str, value: Any) -> None:
         for key, inner in value.items():
             check_entry(f"{name}.{key}", inner)
     elif isinstance(value, list | tuple):
-        for place, inner in enumerate(value):
-            check_entry(f"{name}[{place}]", inner)
+        for i, inner in enumerate(value):
+            check_entry(f"{name}[{i}]", inner)
     elif not isinstance(value, str | int | float | bool | None):
         raise SettingsError(f"{name} is {type(value).__name__}; expected a number, text, or lists and dicts of these")

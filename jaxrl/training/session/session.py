@@ -34,7 +34,7 @@ from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.processes import require_alone
 from jaxrl.training.program import summarise, zero_sums
 from jaxrl.training.recorders import Recorder, require_recorders
-from jaxrl.training.report import call, progress_parts, run_dir_part
+from jaxrl.training.report import call, check_hooks, progress_parts, run_dir_part
 from jaxrl.training.sanity import columns_to_write
 from jaxrl.training.schedule import MAX_COUNT, Schedule
 from jaxrl.training.session import inputs
@@ -66,7 +66,7 @@ from jaxrl.training.session.stepper import Stepper, plan_of_session
 from jaxrl.training.settings import SessionConfig, check_format, round_length, with_recorders
 from jaxrl.training.storage.checkpoints import Facts, Store
 from jaxrl.training.storage.members import require_no_member
-from jaxrl.training.storage.run import Resume, Storage, resolve_resume
+from jaxrl.training.storage.run import BEST_LOST, Resume, Storage, resolve_resume
 from jaxrl.trees import PyTree
 from jaxrl.xla import attempts
 
@@ -143,6 +143,7 @@ class Session:
         self.config, self._given_recorders = with_recorders(config, recorders)
         require_recorders(self._given_recorders)
         check_type("hooks", hooks, SessionHooks, "jaxrl.SessionHooks(...)")
+        check_hooks(hooks or SessionHooks())
         check_type("statistics", statistics, Statistics, "jaxrl.Statistics(...)")
         check_type("interrupt", interrupt, Interrupt, "jaxrl.Interrupt()")
         self.config.check()
@@ -536,6 +537,7 @@ class Session:
         where = lambda: (self._counters(), self._now.ledger.wall)
         self._log = Logbook(self._schedule, where, (*config.recorders, *self._given_recorders), quiet=False)
         self._look_at = 0  # optimisation step of the next health check
+        lost = False
         try:
             self._now = self._stepper.initial_state(statistics)
             if self._storage.resumes:
@@ -544,8 +546,10 @@ class Session:
             if resume.enabled:
                 best = self._storage.load_best(jax.eval_shape(lambda: self._stepper.params(self._now)))
                 self._now = with_best(self._now, best)
+                if lost := self._storage.has_lost_best(best, self._now.ledger.best_opt_steps):
+                    self._now.ledger.forget_scores()
             self._since = (self.env_steps, self._now.ledger.wall)
-            notes = notes_of(config, self._stepwise, self._now.state)
+            notes = [*notes_of(config, self._stepwise, self._now.state), *([BEST_LOST] if lost else [])]
             # What its environments do after a checkpoint is never the same again.
             self._log.open(self._storage, resume.enabled, False, (*notes, *self._rounding))
             self._saved_s, self._held_s = time.perf_counter(), 0.0

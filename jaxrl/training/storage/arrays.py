@@ -346,7 +346,7 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
         with ORBAX, hushed():
             restored = ocp.StandardCheckpointHandler().restore(path, args=ocp.args.StandardRestore(tree))
             found = flatten_dict(restored, sep="/")
-    return {name: found[name] if name in found else _without_entries(x) for name, x in like.items()}
+    return {name: found[name] if name in wanted else _without_entries(x) for name, x in like.items()}
 
 
 def read_foreign(path: Path) -> PyTree:

@@ -51,6 +51,7 @@ MIN_SAVE_GAP_S, MAX_SAVE_GAP_S, MAX_SAVE_SHARE = 10.0, 600.0, 0.025
 share of the time."""
 PENDING_BOUNDARY = "owes_boundary"
 """The fact of a checkpoint whose rows and evaluation are still to be made, as the evaluation failed."""
+BEST_LOST = "the best policy is lost: the next one to be evaluated is the best"
 OTHER_VERSIONS = ("orbax-checkpoint", "chex", "numpy")
 
 
@@ -520,6 +521,15 @@ class Storage:
         assert self.dir is not None
         return log_sums(self.dir.path) if isinstance(self.dir, RunDir) else self.dir.log_sums
 
+    def has_lost_best(self, best: Best | None, opt_steps: int | None) -> bool:
+        """Return whether the run had a best policy after `opt_steps`, and `best` is `None`, as it is gone.
+
+        A fork need not have one: its origin keeps only the newest, which may be better than those up to the fork.
+        """
+        if best is not None or opt_steps is None or self.dir is None:
+            return False
+        return not is_before_fork(self.dir.metadata(), opt_steps)
+
     def load_best(self, like: PyTree) -> Best | None:
         """Load the best policy on disk, if there is one; warn if it is damaged."""
         if self.dir is None or not self.best.steps():
@@ -551,6 +561,13 @@ class Storage:
         settings, own = facts.get("settings"), self._settings.get("seed")
         seed = settings.get("seed", own) if isinstance(settings, dict) else own
         return None if seed == own else f"it is of a run with seed {str(seed)[:20]}, not {own}"
+
+
+def is_before_fork(metadata: Mapping[str, Any], opt_steps: int | None) -> bool:
+    """Return whether a run with this `metadata` is a fork that began after `opt_steps`."""
+    origin = metadata.get("forked_from")
+    begun = origin.get("opt_steps") if isinstance(origin, Mapping) else None
+    return type(begun) is int and type(opt_steps) is int and opt_steps <= begun
 
 
 def never_saved(files: RunDir | MemberDir, checkpoints: Store) -> bool:
