@@ -40,7 +40,14 @@ from jaxrl.agents.fields import (
     Widths,
 )
 from jaxrl.agents.losses import conservative_gap, hl_gauss, project
-from jaxrl.agents.optimizers import GradientStep, GradientUpdate, gradient_update, on_sphere, project_kernels
+from jaxrl.agents.optimizers import (
+    GradientStep,
+    GradientUpdate,
+    gradient_update,
+    on_sphere,
+    project_kernels,
+    require_kernels,
+)
 from jaxrl.agents.sequences import Memories, Views
 from jaxrl.agents.values import (
     atoms_between,
@@ -65,9 +72,9 @@ from jaxrl.nn import (
     RecurrentEnsemble,
     RecurrentNetwork,
 )
-from jaxrl.nn.custom import ROWS
+from jaxrl.nn.custom import ROWS, split_variables
 from jaxrl.spaces import Box, Discrete, EnvSpec
-from jaxrl.trees import Array, Key, PyTree
+from jaxrl.trees import Array, Key, PyTree, make_key
 from jaxrl.types import Batch, RecurrentObs, Transition
 from jaxrl.xla.reductions import argmax
 
@@ -213,6 +220,9 @@ def build_networks(config: CriticConfig, custom: CustomParts, spec: EnvSpec, hea
     args, values = ((obs,), value_output(spec)) if isinstance(space, Discrete) else ((obs, _actions(space)), ONE_VALUE)
     # The user makes one critic; the ensemble maps it over K sets of parameters.
     member = nn.check_network(custom.make("make_critic", spec), "make_critic", args, (values,))
+    variables = jax.eval_shape(member.init, make_key(0), *args)
+    on_kernels = {"weight_norm": config.weight_norm, "weight_decay": config.weight_decay}
+    require_kernels(split_variables(variables)[0], "make_critic", **on_kernels)
     return Networks(policy, Ensemble(member, config.num_critics))
 
 

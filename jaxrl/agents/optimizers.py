@@ -88,13 +88,29 @@ def _takes(optimizer: str, setting: str) -> bool:
 
 def _kernels(params: PyTree) -> PyTree:
     """Return whether each parameter is a kernel, by name; if none is named so, whether it is a matrix."""
+    # The number of axes does not tell: in an ensemble, biases and the time scales of a core are matrices `[K, F]`.
+    named = _kernels_by_name(params)
+    return named if any(jax.tree.leaves(named)) else jax.tree.map(lambda x: x.ndim > 1, params)
 
+
+def _kernels_by_name(params: PyTree) -> PyTree:
     def has_name(path: tuple[Any, ...], x: Array) -> bool:
         return jax.tree_util.keystr(path[-1:], simple=True).rpartition("/")[2].startswith("kernel")
 
-    # The number of axes does not tell: in an ensemble, biases and the time scales of a core are matrices `[K, F]`.
-    named = jax.tree_util.tree_map_with_path(has_name, params)
-    return named if any(jax.tree.leaves(named)) else jax.tree.map(lambda x: x.ndim > 1, params)
+    return jax.tree_util.tree_map_with_path(has_name, params)
+
+
+def require_kernels(params: PyTree, name: str, **settings: object) -> None:
+    """Raise `SettingsError` if one of `settings` is on, which act on kernels, and the network `name` names none so.
+
+    This is for networks that are mapped over several sets of parameters, of which biases are matrices too.
+    """
+    for setting, value in settings.items():
+        if value and not any(jax.tree.leaves(_kernels_by_name(params))):
+            raise SettingsError(
+                f"agent.{setting} is {value}, but the network of {name} has no parameter whose name begins with "
+                f"kernel, so its kernels cannot be told from its biases; name them so, or turn {setting} off"
+            )
 
 
 class GradientStep(NamedTuple):

@@ -331,3 +331,21 @@ def test_cql_values_actions_of_the_data_and_others_by_the_network_as_it_learns()
 def test_statistics_of_a_batch_that_would_be_of_sampled_actions_are_refused(settings):
     with pytest.raises(jaxrl.SettingsError, match=r"agent.cql is .* cql to 0"):
         jaxrl.cql(**settings)(CONTINUOUS)
+
+
+class Unnamed(nn.Module):
+    """A linear critic whose kernel and bias have names of their own."""
+
+    @nn.compact
+    def __call__(self, obs, action):
+        w = self.param("w", nn.initializers.lecun_normal(), (obs.shape[1] + action.shape[1], 1))
+        return (jnp.concatenate([obs, action], axis=1) @ w)[:, 0] + self.param("b", nn.initializers.ones, ())
+
+
+@pytest.mark.parametrize("settings", [{"weight_norm": True}, {"optimizer": "adamw", "weight_decay": 0.1}])
+def test_what_acts_on_kernels_is_refused_for_critics_that_do_not_name_them(settings):
+    """Several critics have biases that are matrices, and would be taken for kernels."""
+    (name, *_) = [name for name in settings if name != "optimizer"]
+    with pytest.raises(jaxrl.SettingsError, match=f"agent.{name} is .* no parameter whose name begins with kernel"):
+        jaxrl.sac(make_critic=lambda spec: Unnamed(), **settings)(CONTINUOUS)
+    jaxrl.sac(make_critic=lambda spec: Unnamed())(CONTINUOUS)
