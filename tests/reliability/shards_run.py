@@ -21,7 +21,7 @@ import agents
 
 import jaxrl
 from jaxrl.training import program
-from jaxrl.training.devices import on_devices, place
+from jaxrl.training.devices import on_devices, shard_state
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.trees import tree_bytes
 
@@ -97,7 +97,7 @@ def gathering() -> None:
     spread = on_devices(large_dqn(), SHARDS)
     state, sums = program.state_shapes(spread)
     count = jax.ShapeDtypeStruct((), np.uint32)
-    compiled = program.jit_run(spread).lower(place(spread, state), sums, count, count).compile()
+    compiled = program.jit_run(spread).lower(shard_state(spread, state), sums, count, count).compile()
     made = re.findall(r"= \(?(\w\d+)\[([\d,]*)\][^=]* all-gather\(", compiled.as_text())
     assert made
     gathered = sum(4 * int(np.prod([int(n) for n in shape.split(",") if n])) for _, shape in made)

@@ -147,10 +147,10 @@ GROUPS: list[dict[str, Any]] = [
         "agent.target_interval": 6, "agent.tau": 0.5, "agent.dtype": "bfloat16", "agent.features": (4, 4),
         "agent.activation": "tanh", "agent.values": "qr", "agent.atoms": 50, "agent.noisy": 0.5,
         "agent.munchausen": 0.9, "agent.munchausen_temperature": 0.1, "agent.cql": 1.0, "buffer.capacity": 66,
-        "buffer.batch_size": 9, "buffer.compact": True,
+        "buffer.batch_size": 9, "buffer.compact": True, "buffer.ends": 0.5,
     },
     {
-        "agent.value_rescaling": True, "buffer.ends": 0.5, "buffer.prioritised": True, "processor.frame_stack": 2,
+        "agent.value_rescaling": True, "buffer.prioritised": True, "processor.frame_stack": 2,
         "processor.reward_scale": 2.0, "processor.normalise_obs": True, "processor.normalise_reward": True,
         "processor.reward_clip": 1.0, "processor.n_step": 2, "processor.discount": 0.5,
     },
