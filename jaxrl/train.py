@@ -109,8 +109,6 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
     if None in limits or len(limits) != 1:
         return None
     (limit,) = limits
-    if getattr(request.config, str(limit)) < 1:
-        return None  # no length at all, which is refused where it is checked
     flag, value = f"--{str(limit).replace('_', '-')}", getattr(request.config, str(limit))
     return (
         f"nothing is left to train: {limit} {value} is reached; prolong it by "
@@ -134,7 +132,7 @@ def limit_of(run: Path, config: Any, opened: dict[Path, PopulationStore]) -> str
         or (read_metadata(run).get("best_score") is not None and not best.steps())
     ):
         return None
-    if steps[-1] >= config.max_opts:
+    if 0 < config.max_opts <= steps[-1]:
         return "max_opts"
     taken = facts.get("env_steps")
     return "max_env_steps" if isinstance(taken, int) and 0 < config.max_env_steps <= taken else None

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -155,3 +156,14 @@ def equal(a: Any, b: Any) -> bool:
 def retuned(state: Any, **values: float) -> Any:
     """Return an agent's state with other hyperparameters."""
     return state._replace(hyper=state.hyper._replace(**{name: jnp.float32(value) for name, value in values.items()}))
+
+
+class FirstAsValue(nn.Module):
+    """A policy without preferences, and a value that is the first number of the observation, whatever is learnt."""
+
+    outputs: int
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = self.param("logits", nn.initializers.zeros, (self.outputs,))
+        return jnp.broadcast_to(logits, (obs.shape[0], self.outputs)), obs[:, 0]

@@ -69,6 +69,7 @@ from jaxrl.training.report import (
     leave_by_signal,
     print_summary,
     progress_parts,
+    require_idle,
     run_dir_part,
 )
 from jaxrl.training.sanity import eval_kind_of, training_returns
@@ -221,7 +222,7 @@ class Trainer:
           StorageError: the last checkpoint could not be written; everything else was done.
           DivergedError: updates stayed non-finite, also after repeated rollbacks to the last good checkpoint.
         """
-        self._require_idle()
+        require_idle(self._is_training)
         if max_opts is not None:
             done = self.schedule.opt_steps(self.ledger.t)
             self.config, self.schedule, self._notes = extend(self.strategy, self.config, max_opts, done)
@@ -241,10 +242,6 @@ class Trainer:
             where = f" at {self.schedule.opt_steps(self.ledger.t):,} optimisation steps"
             where += f", at the end of the run ({self.stop_reason})" if self.stop_reason in LIMITS else ""
             leave_by_signal(number, where, "Trainer(strategy", self.config)
-
-    def _require_idle(self) -> None:
-        if self._is_training:
-            raise SettingsError("this trainer is training already; end that loop before another begins")
 
     def note(self, text: str | None = None, /, **values: float) -> None:
         """Add numbers to the next row, each as the mean of its noted values; log `text` as an event at once.
@@ -268,7 +265,7 @@ class Trainer:
 
     def reports(self) -> Generator[Report, None, None]:
         """Train, yielding a report at each boundary; closing the generator saves. Raises as `Trainer.train` does."""
-        self._require_idle()
+        require_idle(self._is_training)
         self._is_training = True
         try:
             if self._reset_for_call() and not self._follow():

@@ -162,6 +162,12 @@ def check_hooks(hooks: NamedTuple) -> None:
             check_callable(f"hooks: {name}", one)
 
 
+def require_idle(is_training: bool) -> None:
+    """Raise `SettingsError` if a trainer `is_training`."""
+    if is_training:
+        raise SettingsError("this trainer is training already; end that loop before another begins")
+
+
 def call(hook: Hook, *args: Any) -> None:
     """Call a hook, or each of several in order."""
     for one in hook if isinstance(hook, Sequence) else (hook,):

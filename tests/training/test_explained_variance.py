@@ -1,39 +1,28 @@
 """The column `explained_variance` of actor-critics, worked by hand from rollouts whose values and returns are known."""
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
-import flax.linen as nn
-import jax
-import jax.numpy as jnp
 import pytest
+from toys_agents import FirstAsValue
 from toys_closed_form import clock_terminates
 from toys_envs import counting, nan_at
 
 import jaxrl
 from jaxrl.strategies.population import with_values
 
+THREE_STEPS = partial(counting, 3)
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "quiet": True}
 
 
-class StepsAsValue(nn.Module):
-    """A policy without preferences, and a value that is the first number of the observation, whatever is learnt."""
-
-    outputs: int
-
-    @nn.compact
-    def __call__(self, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = self.param("logits", nn.initializers.zeros, (self.outputs,))
-        return jnp.broadcast_to(logits, (obs.shape[0], self.outputs)), obs[:, 0]
-
-
 @cache
-def known(make: Any, env: jaxrl.Env | None = None, rollout: int = 6, **settings: Any) -> jaxrl.Strategy:
+def known(make: Any, make_env: Callable[[], jaxrl.Env] = THREE_STEPS, rollout: int = 6, **settings: Any) -> Any:
     """Return training on episodes of three steps that pay 1, 2 and 3, where values are 0, 1 and 2."""
-    of_agent = {"make_network": lambda spec, head: StepsAsValue(head.outputs), "gae_lambda": 1.0}
+    of_agent = {"make_network": lambda spec, head: FirstAsValue(head.outputs), "gae_lambda": 1.0}
     agent = {name: settings.pop(name) for name in ("baseline",) if name in settings}
     return jaxrl.on_policy(
-        env or counting(3),
+        make_env(),
         make(**{**of_agent, **agent}),
         processor=jaxrl.one_step(0.5),
         num_envs=2,
@@ -76,7 +65,7 @@ def test_rollouts_of_an_interval_are_averaged_and_shards_are_one_rollout() -> No
 @pytest.mark.slow
 def test_steps_that_are_not_learnt_from_do_not_count() -> None:
     """The third step is NaN. The returns before it are 1 + 3/2 and 2 + 2/2; less 0 and 1 they are 5/2 and 2."""
-    row = columns(known(jaxrl.a2c, nan_at(3), rollout=3), rollouts=1)[0]
+    row = columns(known(jaxrl.a2c, partial(nan_at, 3), rollout=3), rollouts=1)[0]
     assert row["invalid_steps"] == 2
     assert row["explained_variance"] == pytest.approx(0.0, abs=1e-5)
 
@@ -84,7 +73,7 @@ def test_steps_that_are_not_learnt_from_do_not_count() -> None:
 @pytest.mark.slow
 def test_where_returns_do_not_vary_there_is_none_and_no_update_is_skipped() -> None:
     """Episodes of one step all return 1."""
-    for row in columns(known(jaxrl.a2c, counting(1))):
+    for row in columns(known(jaxrl.a2c, partial(counting, 1))):
         assert row["explained_variance"] is None
         assert row["skipped_updates"] == 0
 

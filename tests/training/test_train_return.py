@@ -5,11 +5,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
 from rich.console import Console
+from toys_agents import FirstAsValue
 from toys_runs import rows_in
 
 import jaxrl
@@ -28,20 +28,9 @@ def changing() -> jaxrl.Env:
     return jaxrl.Env(spec, lambda key: (jnp.int32(-1), jnp.ones(1)), step)
 
 
-class Coin(nn.Module):
-    """A policy that stays a fair coin, for it learns as good as nothing."""
-
-    outputs: int
-
-    @nn.compact
-    def __call__(self, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = self.param("logits", nn.initializers.zeros, (self.outputs,))
-        return jnp.broadcast_to(logits, (obs.shape[0], self.outputs)), obs[:, 0]
-
-
 @cache
 def coin(**settings: Any) -> jaxrl.Strategy:
-    agent = jaxrl.a2c(make_network=lambda spec, head: Coin(head.outputs), lr=1e-9)
+    agent = jaxrl.a2c(make_network=lambda spec, head: FirstAsValue(head.outputs), lr=1e-9)
     return jaxrl.on_policy(changing(), agent, num_envs=4, rollout=STEPS, **settings)
 
 

@@ -46,7 +46,15 @@ from jaxrl.training.population.scores import MemberResult, PopulationResult
 from jaxrl.training.population.teams import describe, place_members
 from jaxrl.training.program import compile_all, state_shapes
 from jaxrl.training.recorders import Row, RunInfo, recorders_of
-from jaxrl.training.report import Hooks, Report, check_callbacks, leave_by_signal, print_table, run_dir_part
+from jaxrl.training.report import (
+    Hooks,
+    Report,
+    check_callbacks,
+    leave_by_signal,
+    print_table,
+    require_idle,
+    run_dir_part,
+)
 from jaxrl.training.settings import TrainerConfig, config_for, plan_run, settings_of_run
 from jaxrl.training.stops import HALVED, LIMITS, can_go_on
 from jaxrl.training.storage.logs import RowLog
@@ -174,7 +182,7 @@ class PopulationTrainer:
           StorageError: the last checkpoint of a member could not be written; everything else completed.
           DivergedError: all members diverged.
         """
-        self._require_idle()
+        require_idle(self._is_training)
         if max_opts is not None:
             self.config = self._extended(max_opts)
         for _ in self:
@@ -184,10 +192,6 @@ class PopulationTrainer:
         if not self._quiet:
             self._print_table(result)
         return result
-
-    def _require_idle(self) -> None:
-        if self._is_training:
-            raise SettingsError("this trainer is training already; end that loop before another begins")
 
     def _extended(self, max_opts: int) -> TrainerConfig:
         """Return the settings of runs of `max_opts` optimisation steps; raise `SettingsError` unless all can go on."""
@@ -204,7 +208,7 @@ class PopulationTrainer:
     def __iter__(self) -> Iterator[MemberReport]:
         """Train, yielding at each boundary of each member; leaving the loop early saves all members."""
         exit_if_importing()
-        self._require_idle()
+        require_idle(self._is_training)
         self._is_training = True
         try:
             yield from self._train_members()
