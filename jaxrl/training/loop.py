@@ -198,8 +198,6 @@ class Trainer:
         self._is_training = self._is_best_lost = False
         self._boundary_pending = False
         """Whether the boundary at the present iteration is still to be made, as its evaluation failed."""
-        self._held_s = 0.0
-        """Seconds for which the last save held up the training."""
 
     def __repr__(self) -> str:
         summary = {**self.ledger.summary(self.schedule), "stop": self.stop_reason}
@@ -469,13 +467,13 @@ class Trainer:
         with self.ledger.timed("save"):
             self._storage.save(self.schedule.opt_steps(self.ledger.t), self._tree_to_save(), self._facts(), self._best)
             self._storage.update_metadata(**self._summary(), status=self.stop_reason or "running")
-        self.ledger.unsaved_s, self._held_s = 0.0, self.ledger.seconds["save"] - spent
+        self.ledger.unsaved_s, self.lane.held_s = 0.0, self.ledger.seconds["save"] - spent
 
     def _is_time_to_save(self) -> bool:
         """Return whether to save now, in a run without a `save_interval`."""
         if self.config.save_interval is not None:
             return False
-        return self._storage.is_time_to_save(self.ledger.unsaved_s, self._held_s, self.lane.runs_per_worker)
+        return self.lane.is_time_to_save(self._storage, self.ledger.t, self.ledger.unsaved_s)
 
     def _roll_back(self) -> None:
         """Roll back to the last good state, and continue with another random stream.
@@ -878,8 +876,8 @@ class Lane:
     """What runs the iterations in place of the run's own program, with a method `run` like `ActorPool.run`."""
     chunk_s = 0.25
     """Target duration of one compiled call: the latency of a signal and the interval of progress updates."""
-    runs_per_worker = 1.0
-    """Runs that share a worker on the host, this one included."""
+    held_s = 0.0
+    """Seconds for which the last save held up the training."""
 
     def whole(self, state: PyTree) -> PyTree:
         """Return the complete state."""
@@ -896,6 +894,10 @@ class Lane:
     def params(self, strategy: Strategy, state: PyTree) -> PyTree:
         """Return the parameters of the policy."""
         return devices.params_of(strategy, state)
+
+    def is_time_to_save(self, storage: Storage, t: int, seconds: float) -> bool:
+        """Return whether to save at iteration `t`, `seconds` after the last save, see `Storage.is_time_to_save`."""
+        return storage.is_time_to_save(seconds, self.held_s)
 
 
 def refill_buffer(strategy: Strategy, state: PyTree, t: int, changed: bool) -> tuple[PyTree, range]:

@@ -67,12 +67,13 @@ def longer(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return trained(tmp_path_factory.mktemp("longer") / "run", max_opts=80)
 
 
-def test_a_population_has_as_many_saves_and_files_as_a_single_member(run: Path, tmp_path: Path) -> None:
+def test_a_population_has_as_many_saves_as_a_single_member_and_few_files_in_each(run: Path, tmp_path: Path) -> None:
     trained(tmp_path / "one", 1, keep=2)
     last, of_one = saves(run), saves(tmp_path / "one")
     assert sorted(rows(last[-1])) == [(0, 60), (1, 60), (2, 60)]
     assert len(last) == len(of_one)
-    assert len(list(last[-1].rglob("*"))) == len(list(of_one[-1].rglob("*")))
+    arrays = json.loads((last[-1] / "manifest.json").read_text())["leaves"]
+    assert sum(path.is_file() for path in last[-1].rglob("*")) < len(arrays)
     files = lambda directory: {path.name for path in directory.iterdir()}
     assert files(run) == files(tmp_path / "one")
     assert len(files(run / "tensorboard")) == 1
@@ -107,13 +108,14 @@ def test_a_process_with_orbax_and_numpy_alone_finds_every_members_network(whole:
         assert values.argmax(-1).tolist() == jaxrl.load_policy(whole[0], member=member)(obs).tolist()
 
 
-@pytest.mark.every_day("arrays/0.state.agent.params.params.Dense_0.kernel/0.0.0")
-@pytest.mark.parametrize("part", ["manifest.json", "arrays/0.state.agent.params.params.Dense_0.kernel/0.0.0"])
+@pytest.mark.every_day("arrays/**/d/*")
+@pytest.mark.parametrize("part", ["manifest.json", "arrays/**/d/*"])
 def test_members_go_on_from_the_save_before_one_that_is_damaged(part: str, run: Path, longer: list[str]) -> None:
     save = saves(run)[-1]
-    content = bytearray((save / part).read_bytes())
+    largest = max(save.glob(part), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
-    (save / part).write_bytes(content)
+    largest.write_bytes(content)
     assert verify.main([str(run)]) == NoCheckpointError.exit_code
     with pytest.warns(UserWarning, match=rf"checkpoints/{save.name} is skipped"):
         assert trained(run, max_opts=80, resume=True) == longer

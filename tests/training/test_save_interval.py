@@ -1,5 +1,6 @@
 """When a run saves: by its interval, or without one by the time that training has taken."""
 
+import itertools
 import json
 import shutil
 import time
@@ -141,6 +142,18 @@ def test_members_count_the_saves_that_they_wait_for(
     settings = {"max_opts": 4, "record_interval": 2, "quiet": True, "recorders": []}
     jaxrl.PopulationTrainer(members, run_dir=str(tmp_path / "run"), workers=2, **settings).train()
     assert seen == {turns}
+
+
+def test_members_that_train_together_save_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would say yes at another time; the first that is asked after a call decides for all."""
+    asked = itertools.count()
+    monkeypatch.setattr(Storage, "is_time_to_save", lambda *args: next(asked) % 3 == 0)
+    members = jaxrl.population(counting(), seeds=4, layout="together")
+    settings = {"max_opts": 12, "record_interval": 3, "quiet": True, "recorders": [], "keep": 100}
+    jaxrl.PopulationTrainer(members, run_dir=str(tmp_path / "run"), max_chunk=1, **settings).train()
+    saves = [json.loads(path.read_text())["facts"]["rows"] for path in tmp_path.glob("run/checkpoints/*/manifest.json")]
+    found = sorted(([(row["member"], row["step"]) for row in save] for save in saves), key=lambda save: save[0][1])
+    assert found == [[(member, step) for member in range(4)] for step in (1, 4, 7, 10, 12)]
 
 
 def test_a_session_saves_by_the_clock_too(tmp_path: Path, wait: Callable[[float], None]) -> None:

@@ -28,6 +28,7 @@ from jaxrl.training.loop import Lane
 from jaxrl.training.mesh import MeshShape
 from jaxrl.training.program import Sums, compile_evaluation_together, compile_together
 from jaxrl.training.storage.leaves import HostKeys
+from jaxrl.training.storage.run import Storage
 from jaxrl.trees import Array, Key, PyTree, is_key, key_impl, tree_bytes, tree_repeat
 
 MEMBER_S = 0.004
@@ -50,9 +51,10 @@ class TeamLane(Lane):
     """A member's lane in a team, which its trainer calls instead of its own programs."""
 
     def __init__(self, team: "Team", index: int, runs_per_worker: float) -> None:
-        """Refer to the lane `index` of `team`; `runs_per_worker` as in `Lane`."""
-        self.team, self.index, self.runs_per_worker = team, index, runs_per_worker
+        """Refer to the lane `index` of `team`; `runs_per_worker` runs share a worker on the host, this one included."""
+        self.team, self.index, self._runs_per_worker = team, index, runs_per_worker
         self.runner = self
+        team.lanes.append(self)
         self.chunk_s = max(Lane.chunk_s, MEMBER_S * team.members)
 
     def run(self, state: PyTree, sums: Sums, t: int, stop: int) -> tuple[PyTree, Sums, int, list[EpisodeEnds]]:
@@ -80,6 +82,11 @@ class TeamLane(Lane):
     def params(self, strategy: Strategy, state: PyTree) -> PyTree:
         """Return the policy's parameters in a state; without a policy, the state."""
         return self.whole(state) if strategy.policy is None else self.part(state, strategy.policy.params)
+
+    def is_time_to_save(self, storage: Storage, t: int, seconds: float) -> bool:
+        """Return whether to save at iteration `t`, as the first member of the team that asks there has decided."""
+        decide = lambda held_s: storage.is_time_to_save(seconds, held_s, self._runs_per_worker)
+        return self.team.is_time_to_save(t, decide)
 
     @property
     def actions(self) -> str | None:
@@ -136,6 +143,9 @@ class Team:
         """The leaves of `_states` on the host, see `_on_host`; copied when the first member saves."""
         self._refs: dict[int, StateRef] = {}
         """References to the valid lanes of `_states`."""
+        self.lanes: list[TeamLane] = []
+        self._decided = -1, False
+        """The iteration at which the members were last asked whether to save, and the decision."""
 
     @property
     def evaluates(self) -> bool:
@@ -200,6 +210,17 @@ class Team:
             if self._copies is None:
                 self._copies = jax.tree.map(_on_host, self._states)
             return jax.tree.map(lambda rows: rows(ref.lane), self._copies)
+
+    def is_time_to_save(self, t: int, decide: Callable[[float], bool]) -> bool:
+        """Return whether the members save at iteration `t`: all of them or none, so that one save holds them all.
+
+        Only the first one that asks there calls `decide`, with the seconds for which the last save held up a member, on
+        average: the first to save copies the states of all.
+        """
+        with self._lock:
+            if self._decided[0] != t:
+                self._decided = t, decide(sum(lane.held_s for lane in self.lanes) / len(self.lanes))
+            return self._decided[1]
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:

@@ -59,8 +59,12 @@ def _local(leaf: Any) -> Any:
     return leaf.addressable_data(0) if processes.is_spread(leaf) and leaf.is_fully_replicated else leaf
 
 
-def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, list[int]]]:
+def write_all(
+    path: Path, leaves: Mapping[str, Any], few_files: bool = False
+) -> tuple[dict[str, int], dict[str, list[int]]]:
     """Write `leaves` (by path) into the new directory `path`, together with all processes that hold shards of them.
+
+    With `few_files`, they are about ten, however many leaves there are.
 
     Returns:
       The checksum of each leaf by path, and the entries of other processes' files as `file_sums` returns them.
@@ -74,8 +78,8 @@ def write_all(path: Path, leaves: Mapping[str, Any]) -> tuple[dict[str, int], di
     if not any(array.size for array in leaves.values()):
         return {name: checksum(array) for name, array in leaves.items()}, {}  # Orbax cannot write an empty tree
     if not any(map(processes.is_spread, leaves.values())):
-        in_folders = all(len(name.encode()) <= LONGEST for name in leaves)
-        # One process: a directory for each array, unless a name is too long.
+        # One process: a directory for each array, unless a name is too long for that.
+        in_folders = not few_files and all(len(name.encode()) <= LONGEST for name in leaves)
         _write_own(path, leaves, in_parts=not in_folders)
         if not in_folders:
             join_arrays(path)
@@ -315,8 +319,8 @@ def write_arrays(path: Path, arrays: Mapping[str, Any], in_parts: bool) -> None:
     from etils import epath
 
     with ORBAX, hushed():
-        # OCDBT, a database of many small files, is used for parts and for very long names. Otherwise each array has a
-        # directory whose plain-text metadata `require_layout` can check before any library opens it.
+        # OCDBT, a database in a few files, is used for parts, for populations and for very long names. Otherwise each
+        # array has a directory, whose plain-text metadata `require_layout` can check before any library opens it.
         handler = ocp.PyTreeCheckpointHandler(use_ocdbt=in_parts)
         handler.save(epath.Path(path), args=ocp.args.PyTreeSave(nest(arrays)))
 

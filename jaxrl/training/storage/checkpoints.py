@@ -88,6 +88,9 @@ class MismatchError(CheckpointError):
 class Store:
     """The checkpoints in one directory, `<directory>/<opt_steps>/`; the newest `keep` are retained."""
 
+    few_files = False
+    """Whether arrays share files, see `write_all`."""
+
     def __init__(self, directory: Path, keep: int) -> None:
         """Prepare to read or write `directory`, which the first save creates."""
         self.directory = directory.absolute()
@@ -172,7 +175,7 @@ class Store:
         try:
             # Readers ignore this name, so no step is visible before all its files and directories are synced.
             unfinished.mkdir(parents=True)
-            sums, theirs = write_all(unfinished / ARRAYS, leaves)
+            sums, theirs = write_all(unfinished / ARRAYS, leaves, self.few_files)
             entries = [{**describe_leaf(name, array), "crc32": sums[name]} for name, array in leaves.items()]
             manifest = seal({"format": FORMAT, "step": step, "facts": facts, "leaves": entries})
             (unfinished / MANIFEST).write_text(json.dumps(manifest))

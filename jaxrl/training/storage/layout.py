@@ -17,7 +17,7 @@ from jaxrl.training.memory import host_bytes
 from jaxrl.training.storage.files import read_text
 
 ZARRAY, TREE, DATABASE = ".zarray", "_METADATA", "manifest.ocdbt"
-"""Metadata files of an array (Zarr version 2), of the tree (Orbax), and of the database of several processes."""
+"""Metadata files of an array (Zarr version 2), of the tree (Orbax), and of a database of arrays (OCDBT)."""
 EXPANSION = 1 << 15
 """Maximum expansion of Zstandard: a block of 4 bytes decompresses to at most 128 KiB (RFC 8878)."""
 SLACK = 1 << 26
@@ -87,7 +87,7 @@ class _Folders:
 
 
 class _Database:
-    """Arrays in a database of many small files (OCDBT), as several processes write them."""
+    """Arrays in a database (OCDBT), as several processes and populations write them."""
 
     def __init__(self, path: Path) -> None:
         import tensorstore

@@ -36,7 +36,7 @@ MAX_BYTES = 1 << 28
 """Size of pending rows in bytes above which they are written."""
 MAX_ROWS = 1_000
 """Maximum rows of a save, whose manifest is read into memory."""
-MAX_SAVES = 4
+MAX_SAVES = 2
 """Saves retained for few members beyond `keep`; rows still needed of older ones are rewritten into the next save."""
 
 
@@ -90,6 +90,8 @@ class SaveManifest(NamedTuple):
 
 class PopulationStore(Store):
     """The saves of a population in one directory."""
+
+    few_files = True
 
     def __init__(self, directory: Path, keep: int) -> None:
         """Prepare to read or write `directory`; the newest `keep` rows of each member are retained."""
