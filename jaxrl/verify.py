@@ -89,6 +89,7 @@ def main(args: Sequence[str]) -> int:
     cache_compilations()
     require_devices()
     opened: dict[Path, PopulationStore] = {}
+    built: dict[str, Strategy] = {}
     problems = Problems()
     runs = runs_of(options.run_dir, options.member)
     expected = read_metadata(Path(options.run_dir)).get("members", 0)
@@ -98,7 +99,7 @@ def main(args: Sequence[str]) -> int:
     for run_dir in runs:
         if run_dir != Path(options.run_dir):
             print_line(f"member {int(run_dir.name)}")
-        made, obstacle = _verify(run_dir, options, opened, problems)
+        made, obstacle = _verify(run_dir, options, opened, built, problems)
         pairs += made
         obstacles += [] if obstacle is None else [obstacle]
     if runs and runs[0] != Path(options.run_dir):
@@ -128,11 +129,18 @@ class Problems:
 
 
 def _verify(
-    run_dir: Path, options: Namespace, opened: dict[Path, PopulationStore], problems: Problems
+    run_dir: Path,
+    options: Namespace,
+    opened: dict[Path, PopulationStore],
+    built: dict[str, Strategy],
+    problems: Problems,
 ) -> tuple[int, str | None]:
-    """Check one run; return how many pairs of checkpoints it was trained again between, and why not between any."""
+    """Check one run; return how many pairs of checkpoints it was trained again between, and why not between any.
+
+    `opened` and `built` cache the stores and strategies that members share.
+    """
     store = open_store(run_dir, CHECKPOINTS, opened)
-    strategy, obstacle = rebuild_strategy(run_dir, store, options, problems)
+    strategy, obstacle = rebuild_strategy(run_dir, store, options, built, problems)
     good = list(check_checkpoints(store, strategy, problems))
     check_best(run_dir, open_store(run_dir, BEST, opened), problems)
     check_logs(run_dir, store, good, problems)
@@ -159,7 +167,7 @@ class _NotHere(Exception):
 
 
 def rebuild_strategy(
-    run_dir: Path, store: Store, options: Namespace, problems: Problems
+    run_dir: Path, store: Store, options: Namespace, built: dict[str, Strategy], problems: Problems
 ) -> tuple[Strategy | None, str | None]:
     """Build the strategy that `config.yaml` describes; otherwise return why not, unless it is damaged.
 
@@ -167,7 +175,7 @@ def rebuild_strategy(
       SettingsError: what `options` name is not what the run was trained with.
     """
     try:
-        return _rebuild(run_dir, store, options), None
+        return _rebuild(run_dir, store, options, built), None
     except _NotHere as obstacle:
         return None, str(obstacle)
     except _Damaged as damage:
@@ -175,7 +183,7 @@ def rebuild_strategy(
         return None, None
 
 
-def _rebuild(run_dir: Path, store: Store, options: Namespace) -> Strategy:
+def _rebuild(run_dir: Path, store: Store, options: Namespace, built: dict[str, Strategy]) -> Strategy:
     try:
         settings = read_settings(run_dir)
     except JaxrlError as error:
@@ -183,8 +191,11 @@ def _rebuild(run_dir: Path, store: Store, options: Namespace) -> Strategy:
     _require_algorithm_here(run_dir, settings, options.algo)
     request = _parse_settings(run_dir, settings, options)
     config = request.config
+    alike = repr((request.algo, vars(config.changed(seed=0, run_dir=None))))
     try:
-        return build(request.algo, config, teacher_of(config))
+        if alike not in built:
+            built[alike] = build(request.algo, config, teacher_of(config))
+        return built[alike]
     except JaxrlError as error:
         envs = [name for name in (config.env, getattr(config, "eval_env", None)) if name]
         if is_missing(error) or not all(map(is_imported, envs)) or _has_saved(store, settings):

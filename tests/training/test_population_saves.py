@@ -1,6 +1,7 @@
 """What members of a population save together: how little it is, who reads it, and what damage and kills cost."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -138,7 +139,7 @@ def test_with_all_saves_damaged_members_are_refused_until_all_begins_again(
 IN_A_ROW = ({"member": -1}, {"member": "0"}, {"step": 1.5}, {"stack": "7"}, {"stack": ["0"]}, {"facts": None})
 
 
-@pytest.mark.parametrize("wrong", [*IN_A_ROW, {"order": None}, "rows", [], 0], ids=str)
+@pytest.mark.parametrize("wrong", [*IN_A_ROW, {"order": None}, "rows", [], 0, None], ids=str)
 def test_rows_that_a_stranger_has_written_are_damage(wrong: object, run: Path) -> None:
     file = saves(run)[-1] / "manifest.json"
     manifest = json.loads(file.read_text())
@@ -146,6 +147,8 @@ def test_rows_that_a_stranger_has_written_are_damage(wrong: object, run: Path) -
         manifest["facts"]["rows"][0] |= wrong
     elif wrong == 0:  # saves that are kept
         manifest["facts"]["keep"] = 0
+    elif wrong is None:
+        manifest["facts"]["common"] = None
     else:
         manifest["facts"]["rows"] = wrong
     file.write_text(json.dumps(seal(manifest)))
@@ -209,6 +212,24 @@ def test_members_with_arrays_of_other_shapes_are_in_one_save(tmp_path: Path) -> 
     stores = [open_store(member_dir(tmp_path / "run", member), CHECKPOINTS) for member in range(3)]
     own = [(store.read(7)[0]["x"].size, store.newest_facts()[1]["own"]) for store in stores]
     assert own == [(4, 0), (5, 1), (4, 2)]
+
+
+def test_facts_that_members_share_are_written_once_and_read_as_each_has_them(tmp_path: Path) -> None:
+    shared = {"spec": {"name": "x" * 50}, "score": math.nan}
+    own = [(0, 1, True, {}), (1, 1.0, 1, {"more": {}}), (2, -0.0, 1.0, {"more": 3})]
+    facts = [
+        {"settings": {"seed": seed, "agent": {"lr": lr, "clip": 0.2}}, "t": t, **shared, **more}
+        for seed, lr, t, more in own
+    ]
+    saves = begun(tmp_path / "run", 3)
+    jobs = [saves.store(CHECKPOINTS, member) for member in range(3)]
+    for member, job in enumerate(jobs):
+        job.save(10, numbers(member), facts[member])
+    saves.close()
+    read = [open_store(member_dir(tmp_path / "run", member), CHECKPOINTS).manifest(10)["facts"] for member in range(3)]
+    text = lambda told: json.dumps(told, sort_keys=True)
+    assert list(map(text, read)) == list(map(text, facts))
+    assert (tmp_path / "run" / CHECKPOINTS / "1" / "manifest.json").read_text().count("x" * 50) == 1
 
 
 def test_what_could_not_be_written_is_told_to_each_and_written_the_next_time(tmp_path: Path) -> None:

@@ -205,10 +205,10 @@ class Team:
         Members save at the same time, and one copy of all lanes takes as long as those of a few.
         """
         with self._lock:
-            if ref.kept is not None or tree_bytes(self._states) > MAX_COPY_BYTES:
-                return self.read(ref, _identity)
-            if self._copies is None:
+            if self._copies is None and ref.kept is None and tree_bytes(self._states) <= MAX_COPY_BYTES:
                 self._copies = jax.tree.map(_on_host, self._states)
+            if self._copies is None or ref.kept is not None:
+                return self.read(ref, _identity)
             return jax.tree.map(lambda rows: rows(ref.lane), self._copies)
 
     def is_time_to_save(self, t: int, decide: Callable[[float], bool]) -> bool:

@@ -6,10 +6,11 @@ other members, so a member is bitwise equal to the same run trained alone with i
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Semaphore
 from typing import Any, NamedTuple
 
@@ -281,7 +282,8 @@ class PopulationTrainer:
         """Keep advancing the least advanced member to its next boundary, on as many threads as there are workers."""
         queue = Queue(self._runs)
         going: dict[Future[Report | None], MemberRun] = {}
-        is_free = lambda number: self._placement.is_free(number, [run.member.number for run in going.values()])
+        arrived: SimpleQueue[Future[Report | None]] = SimpleQueue()
+        is_free = lambda number: self._placement.is_free(number, (run.member.number for run in going.values()))
         held: dict[int, int] = {}
         ends: list[MemberRun] = []
         try:
@@ -297,13 +299,13 @@ class PopulationTrainer:
                     queue.put(number, opt_steps)
                 while len(going) < self._threads() and (run := queue.take(is_free)) is not None:
                     if run.reports is not None or not self.interrupt:  # start no more members after an interrupt
-                        going[pool.submit(bind_context(self._advance), run)] = run
+                        going[future := pool.submit(bind_context(self._advance), run)] = run
+                        future.add_done_callback(arrived.put)
                     else:
                         self._leave(run.member.number)
                 if not going:
                     continue
-                done, _ = wait(going, return_when=FIRST_COMPLETED)
-                for future in sorted(done, key=lambda future: going[future].member.number):
+                for future in sorted(_take_all(arrived), key=lambda future: going[future].member.number):
                     run = going.pop(future)
                     report = future.result()
                     self._describe(run)
@@ -720,3 +722,11 @@ class PopulationTrainer:
             parent=self._gates.parents.get(member.number) if self._gates else None,
             result=None,
         )
+
+
+def _take_all(queue: "SimpleQueue[Future[Report | None]]") -> list[Future[Report | None]]:
+    """Wait until there is something in `queue`, and take out all of it."""
+    found = [queue.get()]
+    while not queue.empty():
+        found.append(queue.get())
+    return found

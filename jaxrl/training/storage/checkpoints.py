@@ -55,7 +55,7 @@ from jaxrl.training.storage.leaves import (
 )
 from jaxrl.trees import PyTree
 
-FORMAT = 19
+FORMAT = 20
 MANIFEST, ARRAYS = "manifest.json", "arrays"
 UNFINISHED, REMOVED = ".unfinished", ".removed"
 """Suffixes of a step being written and of one being removed."""

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -197,3 +197,40 @@ def plain(value: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         return plain(value.item())
     return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+# --- many that differ in little ----------------------------------------------------------------------------------
+
+
+def common_entries(every: Sequence[Mapping[str, Any]], nested: bool = False) -> dict[str, Any]:
+    """Return the entries that are written alike in `every` mapping; with `nested`, likewise of mappings in them."""
+    first, *others = every
+    found: dict[str, Any] = {}
+    for name, value in first.items():
+        if not all(name in other for other in others):
+            continue
+        values = [other[name] for other in others]
+        # By their text: to Python, `1`, `1.0` and `True` are equal.
+        if all(other is value for other in values) or len({repr(value), *map(repr, values)}) == 1:
+            found[name] = value
+        elif nested and all(isinstance(other, dict) for other in (value, *values)):
+            found[name] = common_entries([value, *values], nested)
+    return found
+
+
+def own_entries(one: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of `one` without those in `common`, which `with_common` adds again."""
+    found = {}
+    for name, value in one.items():
+        if name not in common:
+            found[name] = value
+        elif isinstance(value, dict) and value != common[name]:
+            found[name] = own_entries(value, common[name])
+    return found
+
+
+def with_common(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `own` entries with those in `common`."""
+    both = {name for name in common.keys() & own.keys() if isinstance(common[name], dict)}
+    merged = {name: with_common(common[name], own[name]) for name in both if isinstance(own[name], dict)}
+    return {**common, **own, **merged}

@@ -16,7 +16,7 @@ import jaxrl.training.storage.logs as logs
 from jaxrl.errors import print_stderr
 from jaxrl.training.schedule import MAX_COUNT
 from jaxrl.training.storage.checkpoints import Store
-from jaxrl.training.storage.files import plain, write_atomically
+from jaxrl.training.storage.files import common_entries, own_entries, plain, write_atomically
 from jaxrl.training.storage.run_dir import (
     MEMBER_LINE,
     MEMBERS_FILE,
@@ -80,10 +80,12 @@ class PopulationFiles:
             if not self._changed:
                 return
             members = dict(sorted(self._members.items()))
-            common = {part: _common([getattr(one, part) for one in members.values()]) for part in MemberFacts._fields}
+            common = {
+                part: common_entries([getattr(one, part) for one in members.values()]) for part in MemberFacts._fields
+            }
             lines: list[Mapping[str, Any]] = [{"common": common}]
             for number, one in members.items():
-                own = {part: _without(getattr(one, part), common[part]) for part in MemberFacts._fields}
+                own = {part: own_entries(getattr(one, part), common[part]) for part in MemberFacts._fields}
                 lines.append({"member": number, **own})
             write_atomically(self.directory / MEMBERS_FILE, "".join(json.dumps(line) + "\n" for line in lines))
             self._changed = False
@@ -94,18 +96,6 @@ class PopulationFiles:
             for log in self._logs.values():
                 stack.callback(log.close)
             self.flush()
-
-
-def _common(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the entries that are written alike for all members."""
-    first, *others = members
-    # By their text: to Python, `1`, `1.0` and `True` are equal.
-    same = lambda name, text: all(name in one and repr(one[name]) == text for one in others)
-    return {name: x for name, x in first.items() if same(name, repr(x))}
-
-
-def _without(one: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: x for name, x in one.items() if name not in common}
 
 
 class MemberFiles(NamedTuple):

@@ -23,17 +23,26 @@ import numpy as np
 
 from jaxrl.errors import StorageError
 from jaxrl.training.storage.arrays import FAULTS, Leaves, reason
-from jaxrl.training.storage.checkpoints import CheckpointError, Facts, Good, Store, standing, surplus
+from jaxrl.training.storage.checkpoints import (
+    CheckpointError,
+    Facts,
+    Good,
+    Store,
+    standing,
+    stated_bytes,
+    surplus,
+)
+from jaxrl.training.storage.files import common_entries, own_entries, with_common
 from jaxrl.training.storage.leaves import Entry, host_leaves
 from jaxrl.training.storage.run_dir import BEST, CHECKPOINTS
-from jaxrl.trees import PyTree
+from jaxrl.trees import PyTree, tree_bytes
 
 MAX_WAIT_S = 10.0
 """Approximate time in seconds that a submitted row waits for other members."""
 FLUSH_WAIT_S = 0.25
 """Seconds that a member with a save due waits for others before it flushes its previous one."""
 MAX_BYTES = 1 << 28
-"""Size of pending rows in bytes above which they are written."""
+"""Size in bytes of pending rows above which they are written, and that saves stay in memory up to once read."""
 MAX_ROWS = 1_000
 """Maximum rows of a save, whose manifest is read into memory."""
 MAX_SAVES = 2
@@ -102,8 +111,8 @@ class PopulationStore(Store):
         """Rows by member and step, derived from `_found`."""
         self.row_s = 0.0
         """Seconds that the last save took for each of its rows."""
-        self._arrays: tuple[int, Leaves] | None = None
-        """Arrays of the save last read: members being resumed read the same one in turn."""
+        self._arrays: dict[int, Leaves] = {}
+        """Arrays of the saves last read, up to `MAX_BYTES` of several: members read the same saves in turn."""
 
     def rows(self, member: int) -> dict[int, RowLocation]:
         """Return the locations of a member's rows by step."""
@@ -180,12 +189,21 @@ class PopulationStore(Store):
     def leaves(self, location: RowLocation) -> Leaves:
         """Return the arrays of a row; raise `CheckpointError` if its save is damaged."""
         with self._lock:
-            if self._arrays is None or self._arrays[0] != location.save:
-                self._arrays = None
-                self._arrays = location.save, self.read(location.save)[0]
-            prefix = f"{location.stack}/"
-            stacks = {name: stack for name, stack in self._arrays[1].items() if name.startswith(prefix)}
+            arrays = self._read(location.save)
+        prefix = f"{location.stack}/"
+        stacks = {name: stack for name, stack in arrays.items() if name.startswith(prefix)}
         return {name.removeprefix(prefix): np.array(stack[location.row]) for name, stack in stacks.items()}
+
+    def _read(self, save: int) -> Leaves:
+        """Return all arrays of a save, and drop those of others for which there is no room."""
+        found = self._arrays.pop(save, None)
+        if found is None:
+            size = stated_bytes(self._path(save))
+            while self._arrays and size + sum(map(tree_bytes, self._arrays.values())) > MAX_BYTES:
+                self._arrays.pop(next(iter(self._arrays)))
+            found = self.read(save)[0]
+        self._arrays[save] = found  # as the last one read
+        return found
 
     def write_rows(self, rows: Sequence[MemberCheckpoint]) -> None:
         """Write `rows` as one save; raise `StorageError` on failure."""
@@ -195,13 +213,18 @@ class PopulationStore(Store):
         for row in sorted((*self._rows_to_rewrite(), *rows), key=lambda row: (row.member, row.order)):
             form = tuple((name, leaf.shape, leaf.dtype) for name, leaf in row.leaves.items())
             stacks.setdefault(form, []).append(row)
-        described, leaves = [], Leaves()
+        # Most facts are the same for all members: they are written once.
+        common = common_entries([row.facts for alike in stacks.values() for row in alike], nested=True)
+        described, leaves = list[dict[str, Any]](), Leaves()
         for stack, alike in enumerate(stacks.values()):
-            described += [{**row._replace(leaves={})._asdict(), "stack": str(stack)} for row in alike]
+            for row in alike:
+                about = {"member": row.member, "step": row.step, "order": row.order, "stack": str(stack)}
+                described.append({**about, "facts": own_entries(row.facts, common)})
             for name in alike[0].leaves:
                 leaves[f"{stack}/{name}"] = np.stack([row.leaves[name] for row in alike])
-        self._arrays = None
-        self.write(max(self.steps(), default=0) + 1, leaves, {"keep": self.keep, "rows": described})
+        self._arrays.clear()
+        facts = {"keep": self.keep, "common": common, "rows": described}
+        self.write(max(self.steps(), default=0) + 1, leaves, facts)
         self.row_s = (time.monotonic() - begun) / len(described)
 
     def _rows_to_rewrite(self) -> list[MemberCheckpoint]:
@@ -247,17 +270,18 @@ def _contents(save: int, manifest: Mapping[str, Any]) -> SaveManifest:
         entries.setdefault(stack, []).append({**entry, "path": path, "shape": entry["shape"][1:]})
     rows, counts = [], dict.fromkeys(lengths, 0)
     try:
-        keep = manifest["facts"]["keep"]
-        if type(keep) is not int or keep < 1:
+        keep, common = manifest["facts"]["keep"], manifest["facts"]["common"]
+        if type(keep) is not int or keep < 1 or not isinstance(common, dict):
             raise ValueError
         for row in manifest["facts"]["rows"]:
             stack, numbers = row["stack"], (row["member"], row["step"], row["order"])
             if not all(type(n) is int and n >= 0 for n in numbers) or not isinstance(row["facts"], dict):
                 raise ValueError
-            location = RowLocation(row["order"], save, stack, counts[stack], row["facts"])
+            facts = with_common(common, row["facts"])
+            location = RowLocation(row["order"], save, stack, counts[stack], facts)
             rows.append((row["member"], row["step"], location))
             counts[stack] += 1
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError("it does not say which members it is of") from error
     if any(found != {counts[stack]} for stack, found in lengths.items()):
         raise CheckpointError("it has other members than it says")

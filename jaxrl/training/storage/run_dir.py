@@ -24,7 +24,7 @@ import yaml
 from jaxrl.errors import DISK_ERRORS, JaxrlError, SettingsError, StorageError
 from jaxrl.paths import CONFIG, LOCK, hold, local, reason_of_path, require_empty, require_utf8
 from jaxrl.training.settings import FORMATS
-from jaxrl.training.storage.files import plain, read_json, read_text, read_yaml, write_atomically
+from jaxrl.training.storage.files import plain, read_json, read_text, read_yaml, with_common, write_atomically
 
 DIR_FORMAT = 1
 """Version of the directory layout."""
@@ -337,7 +337,7 @@ def _members(path: Path, stamp: tuple[int, ...]) -> Mapping[int, MemberFacts]:
             number = one["member"]
             if type(number) is not int or not 0 <= number < MAX_MEMBERS or number in found:
                 raise ValueError
-            parts = ({**common[part], **one[part]} for part in MemberFacts._fields)
+            parts = (with_common(common[part], one[part]) for part in MemberFacts._fields)
             found[number] = MemberFacts(*parts)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"line {2 + len(found) if first else 1} is not about a member") from error
