@@ -208,7 +208,7 @@ def test_members_of_another_version_are_not_to_be_trained_anew(tmp_path: Path) -
         file.write_text(json.dumps(seal({**json.loads(file.read_text()), "format": FORMAT - 1})))
         (file.parent / "files.json").unlink()
     with pytest.raises(
-        NoCheckpointError, match=r"member [01]: .* an earlier version .*; go on with that version"
+        NoCheckpointError, match=r"member [01]: .* by jaxrl [\d.]+, an earlier version .*; go on with that version"
     ) as refused:
         Trainer(members, **{**settings, "max_opts": 8}, resume=True).train()
     assert "remove" not in str(refused.value)

@@ -503,7 +503,9 @@ def _check_types(manifest: Mapping[str, Any]) -> None:
 def _explain_version(version: int, facts: Any) -> str:
     """Describe a checkpoint of another format: the version of jaxrl that wrote it, if recorded, and what to do."""
     age, advice = ("a newer", "update jaxrl") if version > FORMAT else ("an earlier", "go on with that version")
-    versions = facts.get("versions") if isinstance(facts, dict) else None
+    # Those of a population are among the facts that its members share.
+    told = facts.get("common", facts) if isinstance(facts, dict) else None
+    versions = told.get("versions") if isinstance(told, dict) else None
     writer = versions.get("jaxrl") if isinstance(versions, dict) else None
     which = f"jaxrl {writer[:20]}, {age} version" if isinstance(writer, str) else f"{age} version of jaxrl"
     return f"it was written by {which} (format {version}; this one reads {FORMAT}); {advice}"
