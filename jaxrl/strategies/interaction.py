@@ -180,8 +180,9 @@ def set_hyperparams_of(agent: Agent, state: PyTree) -> PyTree:
     """
     if not isinstance(state, Tunable):
         return state
-    # Only the hyperparameters of this state are used, so the key does not matter.
-    fresh = agent.init(make_key(0)).hyper
+    # Only the hyperparameters of this state are used: the key does not matter, and XLA leaves out all the rest. A new
+    # function, because JAX caches programs by function, and `tunable` takes its values from the context.
+    fresh = jax.jit(lambda: agent.init(make_key(0)).hyper)()
     return state._replace(hyper=fresh._replace(**{name: getattr(state.hyper, name) for name in agent.info.scheduled}))
 
 
