@@ -300,24 +300,29 @@ def check_checkpoints(store: Store, strategy: Strategy | None, problems: Problem
 
 
 def check_best(run_dir: Path, store: Store, problems: Problems) -> None:
-    """Print the line of the best policy, if there is one."""
-    steps = store.steps()
+    """Print the line of the best policy, if there is one, and compare its score with that of the run."""
+    steps, scores = store.steps(), []
     for step in steps:
         try:
-            leaves, _ = store.read(step)
+            leaves, facts = store.read(step)
         except CheckpointError as error:
             if step in store.steps():
                 problems.add(f"best/{step}: {error}")
         else:
             print_line("best", step, "ok", digest(leaves))
-    if steps:
-        return
-    print_line("best none")
+            scores.append(facts.get("score"))
+    if not steps:
+        print_line("best none")
+    elif not scores:
+        return  # a damaged one is a problem already
     told = read_metadata(run_dir)
+    best, known = told.get("best_score"), [score for score in scores if isinstance(score, int | float)]
     # While a run goes on, or where it was killed, its metadata may be ahead of what is saved.
-    left = is_before_fork(told, told.get("best_opt_steps"))
-    if told.get("best_score") is not None and told.get("status") != "running" and not left:
-        problems.add(f"best: the policy with the best score, {told['best_score']}, is gone")
+    if told.get("status") == "running" or is_before_fork(told, told.get("best_opt_steps")):
+        return
+    if isinstance(best, int | float) and not any(score >= best for score in known):
+        there = f"; the one there has {known[-1]}" if known else ""
+        problems.add(f"best: the policy with the best score, {best}, is gone{there}")
 
 
 def check_logs(run_dir: Path, store: Store, good: Sequence[int], problems: Problems) -> None:

@@ -130,6 +130,21 @@ def test_a_best_policy_that_is_gone_is_noticed_and_the_next_one_takes_its_place(
     assert verify.main([str(tmp_path)]) == 0
 
 
+def test_a_best_policy_older_than_the_best_score_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings: dict[str, Any] = {"eval_interval": 10, "confirm_best": False, "eval_at_start": False, "quiet": True}
+    settings |= {"evaluator": Scripted([10.0], [400.0]), "max_opts": 10, "run_dir": str(tmp_path / "run")}
+    trainer = jaxrl.Trainer(counting(), **settings)
+    trainer.train()
+    shutil.copytree(tmp_path / "run" / "best", tmp_path / "older")
+    trainer.train(max_opts=20)
+    assert verify.main([str(tmp_path / "run")]) == 0
+    shutil.rmtree(tmp_path / "run" / "best")
+    (tmp_path / "older").rename(tmp_path / "run" / "best")
+    assert verify.main([str(tmp_path / "run")]) == NoCheckpointError.exit_code
+    said = "best: the policy with the best score, 400.0, is gone; the one there has 10.0"
+    assert said in capsys.readouterr().err
+
+
 def test_a_fork_whose_best_policy_was_replaced_in_its_origin_goes_by_the_score_of_then(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"eval_interval": 10, "save_interval": 10, "keep": 9, "confirm_best": False}
     settings |= {"eval_at_start": False, "patience": 3, "quiet": True}
