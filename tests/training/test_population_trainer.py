@@ -362,7 +362,7 @@ def test_the_place_of_a_member_is_its_own(run: Path) -> None:
 
 NO_NUMBERS = ('"x"', '"2"', "1", "-1", "2.5", "true", "1e999", "9" * 5000)
 DAMAGED = [
-    *("", "{", '{"member": 2}', "[]"),
+    *("", "{", '{"member": 2}', "[]", '{"member": 2, "settings": null, "metadata": {}}'),
     *(f'{{"member": {number}, "settings": {{}}, "metadata": {{}}}}' for number in NO_NUMBERS),
 ]
 """Lines that are not about a member; an empty one stands for a file without any."""

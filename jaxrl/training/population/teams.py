@@ -144,6 +144,7 @@ class Team:
         self._refs: dict[int, StateRef] = {}
         """References to the valid lanes of `_states`."""
         self.lanes: list[TeamLane] = []
+        """Those of its members."""
         self._decided = -1, False
         """The iteration at which the members were last asked whether to save, and the decision."""
 

@@ -64,7 +64,7 @@ def write_all(
 ) -> tuple[dict[str, int], dict[str, list[int]]]:
     """Write `leaves` (by path) into the new directory `path`, together with all processes that hold shards of them.
 
-    With `few_files`, they are about ten, however many leaves there are.
+    With `few_files`, all leaves share some ten files.
 
     Returns:
       The checksum of each leaf by path, and the entries of other processes' files as `file_sums` returns them.

@@ -42,7 +42,9 @@ MAX_WAIT_S = 10.0
 FLUSH_WAIT_S = 0.25
 """Seconds that a member with a save due waits for others before it flushes its previous one."""
 MAX_BYTES = 1 << 28
-"""Size in bytes of pending rows above which they are written, and that saves stay in memory up to once read."""
+"""Size of pending rows in bytes above which they are written."""
+MAX_CACHED_BYTES = 1 << 28
+"""Maximum size of the arrays of several saves that stay in memory once they are read."""
 MAX_ROWS = 1_000
 """Maximum rows of a save, whose manifest is read into memory."""
 MAX_SAVES = 2
@@ -112,7 +114,7 @@ class PopulationStore(Store):
         self.row_s = 0.0
         """Seconds that the last save took for each of its rows."""
         self._arrays: dict[int, Leaves] = {}
-        """Arrays of the saves last read, up to `MAX_BYTES` of several: members read the same saves in turn."""
+        """Arrays of the saves last read, which members read in turn."""
 
     def rows(self, member: int) -> dict[int, RowLocation]:
         """Return the locations of a member's rows by step."""
@@ -199,7 +201,7 @@ class PopulationStore(Store):
         found = self._arrays.pop(save, None)
         if found is None:
             size = stated_bytes(self._path(save))
-            while self._arrays and size + sum(map(tree_bytes, self._arrays.values())) > MAX_BYTES:
+            while self._arrays and size + sum(map(tree_bytes, self._arrays.values())) > MAX_CACHED_BYTES:
                 self._arrays.pop(next(iter(self._arrays)))
             found = self.read(save)[0]
         self._arrays[save] = found  # as the last one read

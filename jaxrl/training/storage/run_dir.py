@@ -339,7 +339,7 @@ def _members(path: Path, stamp: tuple[int, ...]) -> Mapping[int, MemberFacts]:
                 raise ValueError
             parts = (with_common(common[part], one[part]) for part in MemberFacts._fields)
             found[number] = MemberFacts(*parts)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"line {2 + len(found) if first else 1} is not about a member") from error
     return dict(sorted(found.items()))
 
