@@ -33,6 +33,7 @@ from jaxrl.errors import JaxrlError, MissingError, NoCheckpointError, SettingsEr
 from jaxrl.loading import teacher_of
 from jaxrl.registry import ALGORITHMS
 from jaxrl.strategies import Strategy
+from jaxrl.training.logbook import reading_facts
 from jaxrl.training.program import Saved, compile_all, state_shapes, without_replay
 from jaxrl.training.settings import changes
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
@@ -380,13 +381,15 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
         except CheckpointError:
             before = None  # removed by a running process, or of a structure that has changed since
             continue
-        ledger, wanted = facts["ledger"], state_digest(tree[0])
+        with reading_facts(f"{step} of {store.directory}", "jaxrl"):
+            ledger = {name: int(np.uint32(facts["ledger"][name])) for name in ("t", "rollbacks", "changed_at")}
+            own, key = dict(facts["settings"]), make_key(int(np.uint32(facts["settings"]["seed"])))
+        wanted = state_digest(tree[0])
         bare = strategy.state_fns.refill is not None and not jax.tree.leaves(tree[0].buffer)
         # Without an earlier checkpoint to train from, train from scratch, unless the run began with other weights.
-        if (len(steps) == 1 or (bare and step == steps[0])) and not facts["settings"].get("init_from"):
-            key = make_key(facts["settings"]["seed"])
+        if (len(steps) == 1 or (bare and step == steps[0])) and not own.get("init_from"):
             before = compiled.init(key), {"t": 0, "rollbacks": 0}
-        same = all(facts["settings"].get(name) == value for name, value in settings.items())
+        same = all(own.get(name) == value for name, value in settings.items())
         # A run resumed at `start` without its replay buffer has refilled it, unlike the state retrained in memory.
         resumed = bare and ledger["changed_at"] == start > 0
         unchanged = same and ledger["changed_at"] <= start and not resumed

@@ -53,7 +53,7 @@ def refuse_repeats(words: Sequence[str], repeatable: Collection[str] = REPEATABL
             continue
         flag, _, value = word.partition("=")
         value = value or " ".join(_following(words, at))
-        plain = re.sub(r"(^--|\.)no-", r"\1", flag)
+        plain = without_no(flag)
         if plain in found and flag not in repeatable:
             before, earlier = found[plain]
             if before != flag:
@@ -160,6 +160,11 @@ def no(flag: str) -> str:
     """Return the flag that turns off the setting of `flag`, as `--agent.no-clip`."""
     head, dot, name = flag.removeprefix("--").rpartition(".")
     return f"--{head}{dot}no-{name}"
+
+
+def without_no(flag: str) -> str:
+    """Return the flag that turns on the setting which `flag` turns on or off."""
+    return re.sub(r"(^--|\.)no-", r"\1", flag)
 
 
 def parse_pairs(flag: str, words: Sequence[str]) -> dict[str, str]:

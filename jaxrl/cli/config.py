@@ -24,6 +24,7 @@ from jaxrl.cli.arguments import (
     refuse_repeats,
     translate,
     value_of,
+    without_no,
 )
 from jaxrl.cli.help import all_settings, first_page, settings_of, wrap_paragraphs
 from jaxrl.cli.outside import require_algorithm
@@ -88,7 +89,8 @@ def parse(args: Sequence[str]) -> Request:
         if resume and name in from_file and f"--{name.replace('_', '-')}" not in args:
             check_plain_args(from_file[name], f"{file}")
     settings = {k: v for k, v in from_file.items() if k not in ("algo", "custom")}
-    chosen = {word.partition("=")[0][2:].replace("-", "_") for word in args if word.startswith("--")}
+    flags = [without_no(word.partition("=")[0]) for word in args if word.startswith("--")]
+    chosen = {flag[2:].replace("-", "_") for flag in flags}
     of_preset = preset(algo, env if isinstance(env, str) else None)
     config = _flags(algo, from_plain(of_preset, settings, file), args)
     if not resume:

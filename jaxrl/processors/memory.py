@@ -29,7 +29,10 @@ def carry_memory(processor: Processor, memory: PyTree) -> Processor:
       SettingsError: `processor` makes transitions over several steps, whose intermediate memories are not stored.
     """
     if processor.horizon:
-        raise SettingsError("processor: an agent with a memory learns from single steps; set processor.n_step to 1")
+        raise SettingsError(
+            "processor: an agent with a memory (agent.core, agent.noise_memory or agent.noise_min) learns from single "
+            "steps; set processor.n_step to 1, or leave the memory out"
+        )
     return processor._replace(
         init=lambda obs: MemoryState(processor.init(obs), tree_repeat(memory, jax.tree.leaves(obs)[0].shape[0])),
         process=partial(_process, processor, memory),

@@ -425,5 +425,5 @@ def reading_facts(checkpoint: str, writer: str) -> Iterator[None]:
     """
     try:
         yield
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise NoCheckpointError(f"checkpoint {checkpoint} was not written by {writer}: {error}") from error

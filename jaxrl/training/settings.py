@@ -417,8 +417,11 @@ READ_WITH = {
     "agent.c_clip": "agent.rho_clip",
     "agent.cql_actions": "agent.cql",
     "agent.drop_quantiles": "agent.quantiles",
+    "agent.epsilon_start": "agent.epsilon_decay",
     "agent.munchausen_temperature": "agent.munchausen",
     "agent.target_entropy": "agent.learn_temperature",
+    "agent.target_noise_clip": "agent.target_noise",
+    "agent.tau": "agent.target_network",
     "agent.temperature_lr": "agent.learn_temperature",
     "buffer.ends": "buffer.compact",
     **{f"buffer.{name}": "buffer.prioritised" for name in ("alpha", "beta", "beta_steps", "normalise", "epsilon")},
@@ -430,10 +433,11 @@ OF_ACTORS = frozenset(ActorsConfig.__dataclass_fields__) - {"actors"}
 def unused_settings(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the settings that nothing reads under `settings`.
 
-    They are those of a distribution of returns without one, those of sequences and of a core without a recurrent core,
-    `core_window` with one that has no window, those of actors without any, `stagger` with them, `send` of actors with
-    rollouts, of which each is a block, `demo_share` without demonstrations, and `READ_WITH`. What an algorithm of the
-    user's own reads is not known, so none of its settings are among them.
+    They are those of a distribution of returns without one and `loss` with one, those of sequences and of a core
+    without a recurrent core, `core_window` with one that has no window, those of actors without any, `stagger` with
+    them, `send` of actors with rollouts, of which each is a block, `demo_share` without demonstrations, `double` with
+    `munchausen`, which replaces it, and `READ_WITH`. What an algorithm of the user's own reads is not known, so none of
+    its settings are among them.
     """
     agent, row = settings.get("agent"), ALGORITHMS.get(str(settings.get("algo")))
     built_in = row is not None and row.make is None
@@ -446,11 +450,13 @@ def unused_settings(settings: Mapping[str, Any]) -> frozenset[str]:
     of_returns: tuple[str, ...] = ()
     if "values" in known:
         of_returns += () if known["values"] == "c51" else ("v_min", "v_max")
-        of_returns += ("atoms",) if known["values"] == "expected" else ()
+        of_returns += ("atoms",) if known["values"] == "expected" else ("loss",)
     elif known.get("atoms") == 0:
         of_returns = ("v_min", "v_max", "critic_loss")
     parts = {"agent": known, "buffer": settings.get("buffer")}
     off = {name for name, switch in READ_WITH.items() if not _is_on(parts, switch)}
+    if known.get("munchausen"):
+        off.add("agent.double")
     if "rollout" in settings:
         off.add("send")
     if not settings.get("demos") and "demos" not in settings.get("custom", ()):

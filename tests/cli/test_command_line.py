@@ -328,6 +328,9 @@ def test_a_command_calls_itself_as_it_was_called(begin: list[str], called: str, 
         (["dqn", "--agent.munchausen-temperature", "0.1"], "agent.munchausen_temperature"),
         (["dqn", "--buffer.alpha", "0.5", "--buffer.beta=1"], "buffer.alpha, buffer.beta"),
         (["dqn", "--buffer.ends", "0.5"], "buffer.ends"),
+        (["rainbow", "--agent.loss", "huber"], "agent.loss"),
+        (["crossq", "--env", "Pendulum-v1", "--agent.tau", "0.5"], "agent.tau"),
+        (["ddpg", "--env", "Pendulum-v1", "--agent.target-noise-clip", "0.1"], "agent.target_noise_clip"),
         (["ppo", "--agent.c-clip", "0.5"], "agent.c_clip"),
         (["sac", "--env", "Pendulum-v1", "--agent.cql-actions", "20"], "agent.cql_actions"),
         (["dqn", "--demo-share", "0.25"], "demo_share"),
@@ -352,6 +355,9 @@ def test_a_flag_that_nothing_reads_is_noted(args: list[str], names: str) -> None
         "demo_share": ["--demos", "shown.npz"],
         "critic_core": ["--agent.core", "gru"],
         "send": ["--env", "gymnasium:CartPole-v1"],
+        "loss": ["--agent.values", "expected"],
+        "tau": ["--agent.target-network", "--agent.no-joint-batch"],
+        "target_noise_clip": ["--agent.target-noise", "0.2"],
     }
     own = next(flags for name, flags in used.items() if name in names)
     swept = ["--sweep", "buffer.prioritised=False,True", "agent.munchausen=0,0.9"]
@@ -359,11 +365,18 @@ def test_a_flag_that_nothing_reads_is_noted(args: list[str], names: str) -> None
         assert not [note for note in parse([*args, *more]).notes if note.startswith("nothing reads")]
 
 
-def test_the_aim_of_a_temperature_that_is_not_learnt_is_noted() -> None:
-    aim = ["sac", "--agent.target-entropy", "1", "--agent.temperature-lr", "1e-3"]
-    note = parse([*aim, "--agent.no-learn-temperature"]).notes[-1]
-    assert note.startswith("nothing reads agent.target_entropy, agent.temperature_lr under these settings")
-    assert not [note for note in parse(aim).notes if note.startswith("nothing reads")]
+@pytest.mark.parametrize(
+    ("args", "switch", "names"),
+    [
+        (["sac", "--agent.target-entropy=1", "--agent.temperature-lr=1e-3"], "--agent.no-learn-temperature",
+         "agent.target_entropy, agent.temperature_lr"),
+        (["dqn", "--agent.epsilon-start=0.7"], "--agent.epsilon-decay=0", "agent.epsilon_start"),
+        (["dqn", "--agent.no-double"], "--agent.munchausen=0.9", "agent.double"),
+    ],
+)  # fmt: skip
+def test_a_flag_that_another_one_turns_off_is_noted(args: list[str], switch: str, names: str) -> None:
+    assert parse([*args, switch]).notes[-1].startswith(f"nothing reads {names} under these settings")
+    assert not [note for note in parse(args).notes if note.startswith("nothing reads")]
 
 
 def test_a_window_is_noted_beside_a_core_without_one() -> None:

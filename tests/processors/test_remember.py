@@ -128,7 +128,7 @@ def test_a_frozen_processor_still_remembers() -> None:
 
 @pytest.mark.parametrize("processor", [n_step(2), chain(frame_stack(2), n_step(3))])
 def test_transitions_over_several_steps_are_refused(processor: Processor) -> None:
-    with pytest.raises(SettingsError, match=r"memory learns from single steps; set processor\.n_step to 1"):
+    with pytest.raises(SettingsError, match=r"agent\.noise_min\) learns from single steps; set processor\.n_step to 1"):
         carry_memory(processor, BLANK)
 
 

@@ -80,7 +80,9 @@ def cases(table: dict[str, Sequence[Any]]) -> dict[str, Strange]:
 STRANGE = cases(
     {
         "facts": ([], None, {}),
-        "facts.settings": ("x", [1]),
+        "facts.settings": ("x", [1], None),
+        "facts.settings.seed": (10**40,),
+        "facts.noted": (None, {"loss": [10**400, 1]}),
         "facts.versions": (3,),
         "facts.ledger": ([], None),
         "facts.ledger.t": ("7", -1, 1.5, 10**30, None),

@@ -217,7 +217,7 @@ def test_a_run_has_a_name_tags_notes_and_entries_of_ones_own(tmp_path: Path) -> 
     told, run = Told(), str(tmp_path / "run")
     given: dict[str, Any] = {"name": "arm", "tags": ["wide", "second"], "notes": "a new gripper"}
     with single(run_dir=run, about={"robot": {"serial": 7}, "place": "lab"}, recorders=[told], **given) as session:
-        session.describe(place="hall", grip=[1.5, None])
+        session.describe(place="hall", grip=[np.float32(1.5), None])
         with pytest.raises(jaxrl.SettingsError, match=r"about.grip\[0\] is object; expected a number"):
             session.describe(grip=[object()])
     assert (told.run.name, told.run.tags[-2:], told.run.notes) == ("arm", ("wide", "second"), "a new gripper")

@@ -379,6 +379,7 @@ class Store:
         """Read the manifest of `step`; raise `CheckpointError` if it is invalid or of another format or step."""
         try:
             manifest = json.loads(read_text(self._path(step) / MANIFEST))
+            sealed = seal(manifest) if isinstance(manifest, dict) else {}
         except (OSError, ValueError, RecursionError, MemoryError) as error:
             raise CheckpointError(f"its manifest cannot be read: {reason(error)}") from error
         if not isinstance(manifest, dict) or not manifest.keys() >= {"format", "step", "facts", "leaves", "sha256"}:
@@ -388,7 +389,7 @@ class Store:
             raise CheckpointError(f"it is of format {str(version)[:20]}; this version of jaxrl reads format {FORMAT}")
         if version != FORMAT:
             raise VersionError(_explain_version(version, manifest["facts"]))
-        if manifest["sha256"] != seal(manifest)["sha256"]:
+        if manifest["sha256"] != sealed["sha256"]:
             raise CheckpointError("its manifest is damaged: its checksum differs")
         if manifest["step"] != step:
             raise CheckpointError(f"it was saved as step {manifest['step']!r}")

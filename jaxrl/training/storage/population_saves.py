@@ -224,7 +224,8 @@ class PopulationStore(Store):
                 described.append({**about, "facts": own_entries(row.facts, common)})
             for name in alike[0].leaves:
                 leaves[f"{stack}/{name}"] = np.stack([row.leaves[name] for row in alike])
-        self._arrays.clear()
+        with self._lock:
+            self._arrays.clear()
         facts = {"keep": self.keep, "common": common, "rows": described}
         self.write(max(self.steps(), default=0) + 1, leaves, facts)
         self.row_s = (time.monotonic() - begun) / len(described)
