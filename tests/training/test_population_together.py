@@ -125,11 +125,10 @@ def test_a_search_decides_as_before_and_copies_are_exact() -> None:
 
 
 @pytest.mark.slow
-def test_a_width_makes_several_programs_of_which_the_last_is_as_wide() -> None:
+def test_a_width_trains_so_many_at_a_time_and_the_rest_after(capsys: pytest.CaptureFixture[str]) -> None:
     members = jaxrl.population(STRATEGY, seeds=3, layout="together", width=2)
-    trainer = Trainer(members, **{**LENGTH, "max_opts": 20}, quiet=True)
-    result = trainer.train()
-    assert len(trainer._places.teams) == 2
+    result = Trainer(members, **{**LENGTH, "max_opts": 20}).train()
+    assert "2 at a time (together)" in capsys.readouterr().out
     assert len(set(digests(result))) == 3
 
 
