@@ -17,6 +17,7 @@ from jaxrl.cli.main import (  # first: it installs signal handlers
 # isort: split
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ def _verify(
 ) -> tuple[int, str | None]:
     """Check one run; return how many pairs of checkpoints it was trained again between, and why not between any.
 
-    `opened` and `built` cache the stores and strategies that members share.
+    `opened` caches the stores that members share, and `built` the strategy of the last one.
     """
     store = open_store(run_dir, CHECKPOINTS, opened)
     strategy, obstacle = rebuild_strategy(run_dir, store, options, built, problems)
@@ -147,11 +148,14 @@ def _verify(
     check_logs(run_dir, store, good, problems)
     pairs = 0
     if options.replay and strategy is not None:
-        for start, step, equal in replay(strategy, store, good):
-            print_line(f"{start} -> {step} {'bit-equal' if equal else 'differs'}")
-            problems.found |= not equal
-            pairs += 1
-        if not pairs:
+        try:
+            for start, step, equal in replay(strategy, store, good):
+                print_line(f"{start} -> {step} {'bit-equal' if equal else 'differs'}")
+                problems.found |= not equal
+                pairs += 1
+        except NoCheckpointError as error:
+            problems.add(f"{run_dir}: {error}")
+        if not pairs and not problems.found:
             obstacle = (
                 f"no two checkpoints of {run_dir} were trained in one go under the present settings and versions; "
                 "keep more of them (--keep), or leave --replay out"
@@ -192,11 +196,12 @@ def _rebuild(run_dir: Path, store: Store, options: Namespace, built: dict[str, S
     _require_algorithm_here(run_dir, settings, options.algo)
     request = _parse_settings(run_dir, settings, options)
     config = request.config
-    alike = repr((request.algo, vars(config.changed(seed=0, run_dir=None))))
+    key = repr((request.algo, asdict(config.changed(seed=0, run_dir=None))))
     try:
-        if alike not in built:
-            built[alike] = build(request.algo, config, teacher_of(config))
-        return built[alike]
+        if key not in built:
+            built.clear()  # one at a time: a strategy may hold its data
+            built[key] = build(request.algo, config, teacher_of(config))
+        return built[key]
     except JaxrlError as error:
         envs = [name for name in (config.env, getattr(config, "eval_env", None)) if name]
         if is_missing(error) or not all(map(is_imported, envs)) or _has_saved(store, settings):
@@ -318,11 +323,12 @@ def check_best(run_dir: Path, store: Store, problems: Problems) -> None:
         return  # a damaged one is a problem already
     told = read_metadata(run_dir)
     best, known = told.get("best_score"), [score for score in scores if isinstance(score, int | float)]
-    # While a run goes on, or where it was killed, its metadata may be ahead of what is saved.
-    if told.get("status") == "running" or is_before_fork(told, told.get("best_opt_steps")):
+    # While a run goes on, or where it was killed, also at its end, its metadata may be ahead of what is saved.
+    ahead = told.get("status") == "running" or told.get("saved_opt_steps") != told.get("opt_steps")
+    if ahead or is_before_fork(told, told.get("best_opt_steps")):
         return
     if isinstance(best, int | float) and not any(score >= best for score in known):
-        there = f"; the one there has {known[-1]}" if known else ""
+        there = f"; the one saved has {known[-1]}" if known else ""
         problems.add(f"best: the policy with the best score, {best}, is gone{there}")
 
 

@@ -163,7 +163,7 @@ def no(flag: str) -> str:
 
 
 def without_no(flag: str) -> str:
-    """Return the flag that turns on the setting which `flag` turns on or off."""
+    """Return `flag` without the `no-` that turns its setting off."""
     return re.sub(r"(^--|\.)no-", r"\1", flag)
 
 

@@ -31,7 +31,7 @@ def carry_memory(processor: Processor, memory: PyTree) -> Processor:
     if processor.horizon:
         raise SettingsError(
             "processor: an agent with a memory (agent.core, agent.noise_memory or agent.noise_min) learns from single "
-            "steps; set processor.n_step to 1, or leave the memory out"
+            "steps; set processor.n_step to 1, or turn these off"
         )
     return processor._replace(
         init=lambda obs: MemoryState(processor.init(obs), tree_repeat(memory, jax.tree.leaves(obs)[0].shape[0])),

@@ -654,7 +654,10 @@ class Trainer:
 
     def _adapt_loaded(self, state: PyTree, ledger: Ledger) -> PyTree:
         """Apply changed settings to a loaded state and refill a replay buffer it was saved without; note both."""
-        state, self._refilled = refill_buffer(self.strategy, state, ledger.t, bool(self._storage.training_changes))
+        # Also settings that nothing reads under the others are in the state.
+        changed = any(change.name.startswith("agent.") for change in self._storage.changes)
+        changed = changed or bool(self._storage.training_changes)
+        state, self._refilled = refill_buffer(self.strategy, state, ledger.t, changed)
         if self._storage.training_changes or self._refilled:
             ledger.changed_at = self.schedule.opt_steps(ledger.t)
         if self._actors is not None:

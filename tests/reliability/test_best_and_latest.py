@@ -141,7 +141,7 @@ def test_a_best_policy_older_than_the_best_score_is_noticed(tmp_path: Path, caps
     shutil.rmtree(tmp_path / "run" / "best")
     (tmp_path / "older").rename(tmp_path / "run" / "best")
     assert verify.main([str(tmp_path / "run")]) == NoCheckpointError.exit_code
-    said = "best: the policy with the best score, 400.0, is gone; the one there has 10.0"
+    said = "best: the policy with the best score, 400.0, is gone; the one saved has 10.0"
     assert said in capsys.readouterr().err
 
 

@@ -84,7 +84,7 @@ class TeamLane(Lane):
         return self.whole(state) if strategy.policy is None else self.part(state, strategy.policy.params)
 
     def is_time_to_save(self, storage: Storage, t: int, seconds: float) -> bool:
-        """Return whether to save at iteration `t`, as the first member of the team that asks there has decided."""
+        """Return the team's decision at iteration `t`, made by the first member to ask."""
         decide = lambda held_s: storage.is_time_to_save(seconds, held_s, self._runs_per_worker)
         return self.team.is_time_to_save(t, decide)
 
@@ -144,8 +144,8 @@ class Team:
         self._refs: dict[int, StateRef] = {}
         """References to the valid lanes of `_states`."""
         self.lanes: list[TeamLane] = []
-        """Those of its members."""
-        self._decided = -1, False
+        """The lanes of its members."""
+        self._save_decision = -1, False
         """The iteration at which the members were last asked whether to save, and the decision."""
 
     @property
@@ -219,9 +219,9 @@ class Team:
         average: the first to save copies the states of all.
         """
         with self._lock:
-            if self._decided[0] != t:
-                self._decided = t, decide(sum(lane.held_s for lane in self.lanes) / len(self.lanes))
-            return self._decided[1]
+            if self._save_decision[0] != t:
+                self._save_decision = t, decide(sum(lane.held_s for lane in self.lanes) / len(self.lanes))
+            return self._save_decision[1]
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:

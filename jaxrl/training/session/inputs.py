@@ -227,5 +227,5 @@ def check_entry(name: str, value: Any) -> None:
     elif isinstance(value, list | tuple):
         for i, inner in enumerate(value):
             check_entry(f"{name}[{i}]", inner)
-    elif not isinstance(value, str | int | float | bool | np.number | np.bool_ | None):
+    elif not isinstance(value, str | int | float | bool | np.integer | np.floating | np.bool_ | None):
         raise SettingsError(f"{name} is {type(value).__name__}; expected a number, text, or lists and dicts of these")

@@ -64,7 +64,7 @@ def write_all(
 ) -> tuple[dict[str, int], dict[str, list[int]]]:
     """Write `leaves` (by path) into the new directory `path`, together with all processes that hold shards of them.
 
-    With `few_files`, all leaves share some ten files.
+    With `few_files`, all leaves share about ten files.
 
     Returns:
       The checksum of each leaf by path, and the entries of other processes' files as `file_sums` returns them.
@@ -78,7 +78,7 @@ def write_all(
     if not any(array.size for array in leaves.values()):
         return {name: checksum(array) for name, array in leaves.items()}, {}  # Orbax cannot write an empty tree
     if not any(map(processes.is_spread, leaves.values())):
-        # One process: a directory for each array, unless a name is too long for that.
+        # One process: a directory for each array, unless few files are wanted or a name is too long.
         in_folders = not few_files and all(len(name.encode()) <= LONGEST for name in leaves)
         _write_own(path, leaves, in_parts=not in_folders)
         if not in_folders:

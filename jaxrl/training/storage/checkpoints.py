@@ -504,12 +504,19 @@ def _check_types(manifest: Mapping[str, Any]) -> None:
 def _explain_version(version: int, facts: Any) -> str:
     """Describe a checkpoint of another format: the version of jaxrl that wrote it, if recorded, and what to do."""
     age, advice = ("a newer", "update jaxrl") if version > FORMAT else ("an earlier", "go on with that version")
-    # Those of a population are among the facts that its members share.
-    told = facts.get("common", facts) if isinstance(facts, dict) else None
-    versions = told.get("versions") if isinstance(told, dict) else None
-    writer = versions.get("jaxrl") if isinstance(versions, dict) else None
+    writer = _writer(facts)
     which = f"jaxrl {writer[:20]}, {age} version" if isinstance(writer, str) else f"{age} version of jaxrl"
     return f"it was written by {which} (format {version}; this one reads {FORMAT}); {advice}"
+
+
+def _writer(facts: Any) -> Any:
+    """Return the version of jaxrl in the facts of a checkpoint of any format; `None` if there is none."""
+    try:
+        # Members of a population share it; those of format 19 and before have it in every row.
+        shared = facts["common"] if "common" in facts else facts["rows"][0]["facts"] if "rows" in facts else facts
+        return shared["versions"]["jaxrl"]
+    except (KeyError, TypeError, IndexError):
+        return None
 
 
 def _write_now(write: Callable[[], int]) -> "Future[int]":

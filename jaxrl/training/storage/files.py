@@ -199,12 +199,12 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-# --- many that differ in little ----------------------------------------------------------------------------------
+# --- mappings that share most entries ----------------------------------------------------------------------------
 
 
-def common_entries(every: Sequence[Mapping[str, Any]], nested: bool = False) -> dict[str, Any]:
-    """Return the entries that are written alike in `every` mapping; with `nested`, likewise of mappings in them."""
-    first, *others = every
+def common_entries(mappings: Sequence[Mapping[str, Any]], nested: bool = False) -> dict[str, Any]:
+    """Return the entries that all `mappings` have with the same value and type; with `nested`, likewise inside them."""
+    first, *others = mappings
     found: dict[str, Any] = {}
     for name, value in first.items():
         if not all(name in other for other in others):
@@ -218,14 +218,14 @@ def common_entries(every: Sequence[Mapping[str, Any]], nested: bool = False) -> 
     return found
 
 
-def own_entries(one: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `one` without those in `common`, which `with_common` adds again."""
+def without_common(one: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of `one` that are not in `common`; `with_common` adds those again."""
     found = {}
     for name, value in one.items():
         if name not in common:
             found[name] = value
         elif isinstance(value, dict) and value != common[name]:
-            found[name] = own_entries(value, common[name])
+            found[name] = without_common(value, common[name])
     return found
 
 

@@ -16,7 +16,7 @@ import jaxrl.training.storage.logs as logs
 from jaxrl.errors import print_stderr
 from jaxrl.training.schedule import MAX_COUNT
 from jaxrl.training.storage.checkpoints import Store
-from jaxrl.training.storage.files import common_entries, own_entries, plain, write_atomically
+from jaxrl.training.storage.files import common_entries, plain, without_common, write_atomically
 from jaxrl.training.storage.run_dir import (
     MEMBER_LINE,
     MEMBERS_FILE,
@@ -85,7 +85,7 @@ class PopulationFiles:
             }
             lines: list[Mapping[str, Any]] = [{"common": common}]
             for number, one in members.items():
-                own = {part: own_entries(getattr(one, part), common[part]) for part in MemberFacts._fields}
+                own = {part: without_common(getattr(one, part), common[part]) for part in MemberFacts._fields}
                 lines.append({"member": number, **own})
             write_atomically(self.directory / MEMBERS_FILE, "".join(json.dumps(line) + "\n" for line in lines))
             self._changed = False

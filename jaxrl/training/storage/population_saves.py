@@ -32,7 +32,7 @@ from jaxrl.training.storage.checkpoints import (
     stated_bytes,
     surplus,
 )
-from jaxrl.training.storage.files import common_entries, own_entries, with_common
+from jaxrl.training.storage.files import common_entries, with_common, without_common
 from jaxrl.training.storage.leaves import Entry, host_leaves
 from jaxrl.training.storage.run_dir import BEST, CHECKPOINTS
 from jaxrl.trees import PyTree, tree_bytes
@@ -48,7 +48,7 @@ MAX_CACHED_BYTES = 1 << 28
 MAX_ROWS = 1_000
 """Maximum rows of a save, whose manifest is read into memory."""
 MAX_SAVES = 2
-"""Saves retained for few members beyond `keep`; rows still needed of older ones are rewritten into the next save."""
+"""Saves retained beyond `keep` for the sake of a few members; rows in older ones are rewritten into the next save."""
 
 
 def has_valid_save(population: Path) -> bool:
@@ -221,7 +221,7 @@ class PopulationStore(Store):
         for stack, alike in enumerate(stacks.values()):
             for row in alike:
                 about = {"member": row.member, "step": row.step, "order": row.order, "stack": str(stack)}
-                described.append({**about, "facts": own_entries(row.facts, common)})
+                described.append({**about, "facts": without_common(row.facts, common)})
             for name in alike[0].leaves:
                 leaves[f"{stack}/{name}"] = np.stack([row.leaves[name] for row in alike])
         with self._lock:

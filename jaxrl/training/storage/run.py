@@ -382,7 +382,7 @@ class Storage:
         Args:
           seconds: of training since then.
           held_s: seconds for which that save held up the run, before it was written in a thread of its own.
-          runs_per_worker: runs that hold each other up so.
+          runs_per_worker: number of runs that share a worker, and so wait for each other's saves.
         """
         if self.dir is None or self.checkpoints.is_writing:
             return False
