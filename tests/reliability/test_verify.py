@@ -200,6 +200,16 @@ def test_replay_of_a_single_checkpoint_is_from_the_beginning(run: Path, capsys: 
     assert lines[1:] == ["0 -> 10 bit-equal"]
 
 
+@pytest.mark.slow
+def test_replay_finds_what_nothing_reads_as_the_settings_have_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = str(run.parent / "other")
+    unread = ["--agent.epsilon-decay", "0", "--agent.epsilon-start", "0.7", "--save-interval", "0", "--keep", "1"]
+    assert train.main(["--config", str(run / "config.yaml"), *unread, "--run-dir", other]) == 0
+    assert train.main(["--resume", other, "--agent.epsilon-start", "0.5", "--max-opts", "50"]) == 0
+    code, lines, _ = verified(Path(other), capsys, "--replay")
+    assert (code, lines[1:]) == (0, ["0 -> 50 bit-equal"])
+
+
 def test_replay_does_not_begin_anew_what_began_with_weights_of_another_run(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
