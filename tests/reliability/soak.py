@@ -18,6 +18,8 @@ from typing import Any
 RUN = (
     *("--env", "CartPole-v1", "--agent.features", "256", "128", "--save-interval", "400", "--eval-interval", "1000"),
     *("--eval-episodes", "5", "--record-interval", "200", "--keep", "3", "--seed", "11", "--quiet"),
+    # Given, as the preset's would follow the length, which the twin has another of.
+    *("--agent.lr-decay", "20000", "--agent.epsilon-decay", "5000"),
 )
 FOREVER = 50_000_000
 UNLIMITED = resource.RLIM_INFINITY
