@@ -155,11 +155,12 @@ def _verify(
                 pairs += 1
         except NoCheckpointError as error:
             problems.add(f"{run_dir}: {error}")
-        if not pairs and not problems.found:
-            obstacle = (
-                f"no two checkpoints of {run_dir} were trained in one go under the present settings and versions; "
-                "keep more of them (--keep), or leave --replay out"
-            )
+        else:
+            if not pairs:
+                obstacle = (
+                    f"no two checkpoints of {run_dir} were trained in one go under the present settings and versions; "
+                    "keep more of them (--keep), or leave --replay out"
+                )
     return pairs, obstacle
 
 

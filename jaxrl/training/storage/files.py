@@ -204,17 +204,16 @@ def plain(value: Any) -> Any:
 
 def common_entries(mappings: Sequence[Mapping[str, Any]], nested: bool = False) -> dict[str, Any]:
     """Return the entries that all `mappings` have with the same value and type; with `nested`, likewise inside them."""
-    first, *others = mappings
     found: dict[str, Any] = {}
-    for name, value in first.items():
-        if not all(name in other for other in others):
+    for name in mappings[0]:
+        if not all(name in one for one in mappings):
             continue
-        values = [other[name] for other in others]
+        values = [one[name] for one in mappings]
         # By their text: to Python, `1`, `1.0` and `True` are equal.
-        if all(other is value for other in values) or len({repr(value), *map(repr, values)}) == 1:
-            found[name] = value
-        elif nested and all(isinstance(other, dict) for other in (value, *values)):
-            found[name] = common_entries([value, *values], nested)
+        if len(set(map(repr, values))) == 1:
+            found[name] = values[0]
+        elif nested and all(isinstance(value, dict) for value in values):
+            found[name] = common_entries(values, nested)
     return found
 
 

@@ -212,11 +212,12 @@ class PopulationStore(Store):
         begun = time.monotonic()
         stacks: dict[tuple[Any, ...], list[MemberCheckpoint]] = {}
         # Only rows with equal paths, shapes and dtypes can be stacked.
-        for row in sorted((*self._rows_to_rewrite(), *rows), key=lambda row: (row.member, row.order)):
+        ordered = sorted((*self._rows_to_rewrite(), *rows), key=lambda row: (row.member, row.order))
+        for row in ordered:
             form = tuple((name, leaf.shape, leaf.dtype) for name, leaf in row.leaves.items())
             stacks.setdefault(form, []).append(row)
         # Most facts are the same for all members: they are written once.
-        common = common_entries([row.facts for alike in stacks.values() for row in alike], nested=True)
+        common = common_entries([row.facts for row in ordered], nested=True)
         described, leaves = list[dict[str, Any]](), Leaves()
         for stack, alike in enumerate(stacks.values()):
             for row in alike:
