@@ -17,7 +17,7 @@ from jaxrl.cli.main import (  # first: it installs signal handlers
 # isort: split
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,9 +90,7 @@ def main(args: Sequence[str]) -> int:
     require_run(Path(options.run_dir))
     cache_compilations()
     require_devices()
-    opened: dict[Path, PopulationStore] = {}
-    built: dict[str, Strategy] = {}
-    problems = Problems()
+    call, problems = Call(options), Problems()
     runs = runs_of(options.run_dir, options.member)
     expected = read_metadata(Path(options.run_dir)).get("members", 0)
     if not runs or (options.member is None and type(expected) is int and len(runs) < expected):
@@ -101,14 +99,14 @@ def main(args: Sequence[str]) -> int:
     for run_dir in runs:
         if run_dir != Path(options.run_dir):
             print_line(f"member {int(run_dir.name)}")
-        made, obstacle = _verify(run_dir, options, opened, built, problems)
+        made, obstacle = _verify(run_dir, call, problems)
         pairs += made
         obstacles += [] if obstacle is None else [obstacle]
     if runs and runs[0] != Path(options.run_dir):
         for name in LOGS:
             for number in lines_of_nobody(Path(options.run_dir), name):
                 problems.add(f"{name}: line {number} is no row")
-    for directory, saves in opened.items():
+    for directory, saves in call.opened.items():
         for save, error in saves.unreadable().items():
             problems.add(f"{directory.name}/{save}: {error}")
     if options.replay and not pairs and not problems.found:
@@ -116,6 +114,17 @@ def main(args: Sequence[str]) -> int:
     for obstacle in obstacles:
         print_stderr(shorten(obstacle))
     return NoCheckpointError.exit_code if problems.found else 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of `verify`: its options, and what the members of a population share."""
+
+    options: Namespace
+    opened: dict[Path, PopulationStore] = field(default_factory=dict)
+    """Stores of saves that hold rows of several members."""
+    built: dict[str, Strategy] = field(default_factory=dict)
+    """The last strategy built, by its settings; only one, as a strategy may hold its data."""
 
 
 class Problems:
@@ -130,24 +139,15 @@ class Problems:
         print_stderr(shorten(line))
 
 
-def _verify(
-    run_dir: Path,
-    options: Namespace,
-    opened: dict[Path, PopulationStore],
-    built: dict[str, Strategy],
-    problems: Problems,
-) -> tuple[int, str | None]:
-    """Check one run; return how many pairs of checkpoints it was trained again between, and why not between any.
-
-    `opened` caches the stores that members share, and `built` the strategy of the last one.
-    """
-    store = open_store(run_dir, CHECKPOINTS, opened)
-    strategy, obstacle = rebuild_strategy(run_dir, store, options, built, problems)
+def _verify(run_dir: Path, call: Call, problems: Problems) -> tuple[int, str | None]:
+    """Check one run; return how many pairs of checkpoints it was trained again between, and why not between any."""
+    store = open_store(run_dir, CHECKPOINTS, call.opened)
+    strategy, obstacle = _rebuild_strategy(run_dir, store, call, problems)
     good = list(check_checkpoints(store, strategy, problems))
-    check_best(run_dir, open_store(run_dir, BEST, opened), problems)
+    check_best(run_dir, open_store(run_dir, BEST, call.opened), problems)
     check_logs(run_dir, store, good, problems)
     pairs = 0
-    if options.replay and strategy is not None:
+    if call.options.replay and strategy is not None:
         try:
             for start, step, equal in replay(strategy, store, good):
                 print_line(f"{start} -> {step} {'bit-equal' if equal else 'differs'}")
@@ -172,16 +172,16 @@ class _NotHere(Exception):
     """A run needs code, data or parts made in Python that are not here."""
 
 
-def rebuild_strategy(
-    run_dir: Path, store: Store, options: Namespace, built: dict[str, Strategy], problems: Problems
+def _rebuild_strategy(
+    run_dir: Path, store: Store, call: Call, problems: Problems
 ) -> tuple[Strategy | None, str | None]:
     """Build the strategy that `config.yaml` describes; otherwise return why not, unless it is damaged.
 
     Raises:
-      SettingsError: what `options` name is not what the run was trained with.
+      SettingsError: what the options name is not what the run was trained with.
     """
     try:
-        return _rebuild(run_dir, store, options, built), None
+        return _rebuild(run_dir, store, call), None
     except _NotHere as obstacle:
         return None, str(obstacle)
     except _Damaged as damage:
@@ -189,20 +189,20 @@ def rebuild_strategy(
         return None, None
 
 
-def _rebuild(run_dir: Path, store: Store, options: Namespace, built: dict[str, Strategy]) -> Strategy:
+def _rebuild(run_dir: Path, store: Store, call: Call) -> Strategy:
     try:
         settings = read_settings(run_dir)
     except JaxrlError as error:
         raise _Damaged(error) from error
-    _require_algorithm_here(run_dir, settings, options.algo)
-    request = _parse_settings(run_dir, settings, options)
+    _require_algorithm_here(run_dir, settings, call.options.algo)
+    request = _parse_settings(run_dir, settings, call.options)
     config = request.config
     key = repr((request.algo, asdict(config.changed(seed=0, run_dir=None))))
     try:
-        if key not in built:
-            built.clear()  # one at a time: a strategy may hold its data
-            built[key] = build(request.algo, config, teacher_of(config))
-        return built[key]
+        if key not in call.built:
+            call.built.clear()
+            call.built[key] = build(request.algo, config, teacher_of(config))
+        return call.built[key]
     except JaxrlError as error:
         envs = [name for name in (config.env, getattr(config, "eval_env", None)) if name]
         if is_missing(error) or not all(map(is_imported, envs)) or _has_saved(store, settings):

@@ -22,7 +22,6 @@ from jaxrl.agents.outside import needs_python
 from jaxrl.env_process import exit_if_importing
 from jaxrl.errors import (
     ActorError,
-    DivergedError,
     JaxrlError,
     ProcessError,
     SettingsError,
@@ -83,7 +82,7 @@ from jaxrl.training.settings import (
     settings_of_run,
     with_recorders,
 )
-from jaxrl.training.stops import BROKEN, FINISHED, LIMITS
+from jaxrl.training.stops import BROKEN, FINISHED, LIMITS, stop_reason_for
 from jaxrl.training.storage.arrays import read_part, write_part
 from jaxrl.training.storage.checkpoints import Facts, Store
 from jaxrl.training.storage.members import Membership, require_no_member
@@ -925,13 +924,6 @@ def describe_restart(refilled: range, strategy: Strategy) -> str:
     parts = ["environments that start anew"] if strategy.host_env is not None else []
     parts += [f"replay filled anew by {steps} environment steps, which no counter counts"] if steps else []
     return f" with {', and '.join(parts)}" if parts else ""
-
-
-def stop_reason_for(error: BaseException, reason: str | None) -> str:
-    """Return the stop reason of a run that ended by `error`; an earlier `reason` takes precedence over a failure."""
-    if isinstance(error, DivergedError):
-        return "diverged"
-    return f"failed: {type(error).__name__}" if reason is None else reason
 
 
 def report_unsaved(error: BaseException, unsaved: StorageError | None) -> None:

@@ -424,9 +424,10 @@ READ_WITH = {
     "agent.tau": "agent.target_network",
     "agent.temperature_lr": "agent.learn_temperature",
     "buffer.ends": "buffer.compact",
-    **{f"buffer.{name}": "buffer.prioritised" for name in ("alpha", "beta", "beta_steps", "normalise", "epsilon")},
+    "buffer.alpha": "buffer.prioritised",
+    **{f"buffer.{name}": "buffer.prioritised buffer.alpha" for name in ("beta", "beta_steps", "normalise", "epsilon")},
 }
-"""Settings that only another one reads, if it is on."""
+"""Settings that are read only if all the others named are on."""
 OF_ACTORS = frozenset(ActorsConfig.__dataclass_fields__) - {"actors"}
 
 
@@ -454,7 +455,7 @@ def unused_settings(settings: Mapping[str, Any]) -> frozenset[str]:
     elif known.get("atoms") == 0:
         of_returns = ("v_min", "v_max", "critic_loss")
     parts = {"agent": known, "buffer": settings.get("buffer")}
-    off = {name for name, switch in READ_WITH.items() if not _is_on(parts, switch)}
+    off = {name for name, switches in READ_WITH.items() if not all(_is_on(parts, one) for one in switches.split())}
     if known.get("munchausen"):
         off.add("agent.double")
     if "rollout" in settings:

@@ -372,6 +372,7 @@ def test_a_flag_that_nothing_reads_is_noted(args: list[str], names: str) -> None
          "agent.target_entropy, agent.temperature_lr"),
         (["dqn", "--agent.epsilon-start=0.7"], "--agent.epsilon-decay=0", "agent.epsilon_start"),
         (["dqn", "--agent.no-double"], "--agent.munchausen=0.9", "agent.double"),
+        (["dqn", "--buffer.prioritised", "--buffer.beta=1"], "--buffer.alpha=0", "buffer.beta"),
     ],
 )  # fmt: skip
 def test_a_flag_that_another_one_turns_off_is_noted(args: list[str], switch: str, names: str) -> None:

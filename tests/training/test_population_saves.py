@@ -15,6 +15,7 @@ import jaxrl
 from jaxrl import verify
 from jaxrl.errors import NoCheckpointError, StorageError
 from jaxrl.training.loop import Trainer
+from jaxrl.training.storage import population_saves
 from jaxrl.training.storage.checkpoints import seal
 from jaxrl.training.storage.leaves import state_digest
 from jaxrl.training.storage.opening import extract, open_store
@@ -200,6 +201,19 @@ def test_saves_of_few_members_are_not_kept_for_each_of_them(tmp_path: Path) -> N
     collector.close()
     assert len(saves(tmp_path / "run")) < 8
     assert [kept(tmp_path / "run", member) for member in range(20)] == [{m + 1: float(m)} for m in range(20)]
+
+
+def test_verify_says_the_same_of_saves_that_do_not_fit_into_memory_together(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said() -> str:
+        assert verify.main([str(run)]) == 0
+        return capsys.readouterr().out
+
+    whole = said()
+    assert len(re.findall(r"^\d+ ok ", whole, re.MULTILINE)) == 6
+    monkeypatch.setattr(population_saves, "MAX_CACHED_BYTES", 0)
+    assert said() == whole
 
 
 def test_members_with_arrays_of_other_shapes_are_in_one_save(tmp_path: Path) -> None:

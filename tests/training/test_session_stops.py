@@ -60,6 +60,26 @@ def is_healthy(run: Path) -> bool:
 # --- stopping ---
 
 
+def test_metadata_say_why_a_session_was_closed_before_its_end(tmp_path: Path) -> None:
+    def close_after(opt_steps: int, error: BaseException | None = None) -> str:
+        with single(max_opts=9, run_dir=str(tmp_path), resume=(tmp_path / "config.yaml").exists()) as session:
+            take_to(session, opt_steps)
+            if error is not None:
+                raise error
+        assert session.summary()["stop"] == metadata(tmp_path)["status"]
+        return str(metadata(tmp_path)["status"])
+
+    assert close_after(3) == "left"
+    for error, status in ((ValueError("no"), "failed: ValueError"), (KeyboardInterrupt(), "SIGINT")):
+        with pytest.raises(type(error)):
+            close_after(5, error)
+        assert metadata(tmp_path)["status"] == status
+    with pytest.raises(SystemExit):
+        close_after(7, SystemExit(0))
+    assert metadata(tmp_path)["status"] == "left"
+    assert close_after(9) == "max_opts"
+
+
 def test_a_score_at_stop_reward_ends_it_with_a_row_and_a_checkpoint(tmp_path: Path) -> None:
     with single(stop_reward=2.0, record_interval=5, run_dir=str(tmp_path)) as session:
         take_to(session, 5)

@@ -64,6 +64,7 @@ from jaxrl.training.session.statistics import (
 )
 from jaxrl.training.session.stepper import Stepper, plan_of_session
 from jaxrl.training.settings import SessionConfig, check_format, round_length, with_recorders
+from jaxrl.training.stops import stop_reason_for
 from jaxrl.training.storage.checkpoints import Facts, Store
 from jaxrl.training.storage.members import require_no_member
 from jaxrl.training.storage.run import BEST_LOST, Resume, Storage, resolve_resume
@@ -157,6 +158,8 @@ class Session:
         self.config, self._rounding = round_length(self.config, self._stepwise.schedule.updates)
         self._schedule = schedule_of(self.config, self._stepwise)
         self._closed, self._saves, self._termination = False, list[int](), Termination()
+        self._closed_by: str | None = None
+        """Why it was closed before it was done."""
         self._saved: SessionState | None = None
         # Checks memory, before the run directory is touched.
         self._stepper = Stepper(self._stepwise, self.config.seed)
@@ -403,7 +406,12 @@ class Session:
         """
         if self._closed:
             return
-        signalled = self._termination.came or isinstance(sys.exc_info()[1], KeyboardInterrupt)
+        error = sys.exc_info()[1]
+        signalled = self._termination.came or isinstance(error, KeyboardInterrupt)
+        if signalled:
+            self._closed_by = "SIGTERM" if self._termination.came else "SIGINT"
+        else:
+            self._closed_by = "left" if isinstance(error, SystemExit | None) else stop_reason_for(error, None)
         # A first signal waits for the save; the second ends the process at once.
         with DeferredSignals(limit=0 if signalled else 1):
             try:
@@ -703,7 +711,7 @@ class Session:
 
     def _status(self) -> str:
         limit = self._at_end and self._schedule.limit(self._iterations)
-        return self._now.stop or limit or self.interrupt.reason or "running"
+        return self._now.stop or limit or self.interrupt.reason or self._closed_by or "running"
 
 
 # --- parts from settings ------------------------------------------------------------------------------------------
