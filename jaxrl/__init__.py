@@ -8,7 +8,7 @@ from typing import Any
 import lazy_loader
 
 _import, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-__version__ = "0.46.0"
+__version__ = "0.47.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,6 @@
 """Load a trained policy without the code that trained it."""
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ from jaxrl.training.storage.checkpoints import CheckpointError, MismatchError, S
 from jaxrl.training.storage.leaves import describe_leaf, flatten, mismatch, rebuild
 from jaxrl.training.storage.members import resolve
 from jaxrl.training.storage.opening import open_store, split_checkpoint, step_of
+from jaxrl.training.storage.run import find_missing_best
 from jaxrl.training.storage.run_dir import BEST, CHECKPOINTS, read_metadata
 from jaxrl.trees import make_key
 
@@ -80,7 +82,9 @@ def load_policy(
             )
         return found
     if step == "best" or (step is None and read_metadata(run_dir).get("best_score") is not None):
-        raise NoCheckpointError(f"{run_dir} has no best policy; name a checkpoint by its step, as in step='latest'")
+        raise NoCheckpointError(
+            f"{run_dir} has no best policy; name a checkpoint, as in --step latest (step='latest' in Python)"
+        )
     return _load_checkpoint(run_dir, step, strategy, made, critics)
 
 
@@ -123,6 +127,8 @@ def _load_best(run_dir: Path, strategy: Strategy | None, made: Mapping[str, Any]
             facts = store.manifest(step)["facts"]
             policy, like = _rebuild(facts, strategy, made, run_dir)
             params, _ = store.load(step, like)
+            if missing := find_missing_best(read_metadata(run_dir), [facts.get("score")]):
+                warnings.warn(f"{run_dir}: {missing}", stacklevel=3)
             return GreedyPolicy(policy, params, {**facts, "kept_as": "best"})
         if step in store.steps():  # else a running process has just replaced it by a better one
             raise failed[0]

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import platform
 import re
 import shlex
 from collections.abc import Iterator
@@ -112,6 +113,8 @@ def hold(path: Path) -> IO[str]:
         file.seek(0)
         owner = "".join(c for c in file.read(100) if c.isprintable()) or "unknown"
         file.close()
+        if owner == f"pid {os.getpid()} on {platform.node()}":
+            raise RunDirInUseError(f"{path} is open in this process already; end that run first") from None
         raise RunDirInUseError(
             f"{path} is being written by another process ({owner}); wait for it or stop it"
         ) from None

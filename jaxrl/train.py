@@ -10,6 +10,7 @@ from jaxrl.cli.main import (  # first: it installs signal handlers
 # isort: split
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -38,13 +39,13 @@ from jaxrl.training.population.scores import PopulationResult, format_swept
 from jaxrl.training.population.trainer import PopulationTrainer
 from jaxrl.training.processes import number
 from jaxrl.training.report import print_summary, print_table
-from jaxrl.training.stops import LIMITS, can_go_on
+from jaxrl.training.stops import EARLY_ENDS, HALVED, LIMITS, can_go_on
 from jaxrl.training.storage.checkpoints import CheckpointError
 from jaxrl.training.storage.logs import damage
 from jaxrl.training.storage.members import population_of, runs_of
 from jaxrl.training.storage.opening import open_store
 from jaxrl.training.storage.population_saves import PopulationStore
-from jaxrl.training.storage.run import PENDING_BOUNDARY
+from jaxrl.training.storage.run import PENDING_BOUNDARY, find_missing_best
 from jaxrl.training.storage.run_dir import BEST, CHECKPOINTS, open_log, population_dir, read_metadata, read_settings
 from jaxrl.xla.contexts import product_precision
 
@@ -95,47 +96,65 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
     if population_dir(run) is not None:
         return None  # it is refused: members go on together
     flags = {word for word in args if word.startswith("--")} - {"--resume", "--quiet"}
-    settings = read_settings(run)
+    settings, is_population = read_settings(run), population_of(run) is not None
+    longer = flags & LONGER if is_population else set()
+    flags -= longer
     own = {"--algo": "algo", "--env": "env", "--eval-env": "eval_env"}  # code of the user's own must be named again
     if flags - {flag for flag, name in own.items() if value_of(args, flag) == settings.get(name)}:
         return None
     runs = [run]
-    if population_of(run) is not None:
+    if is_population:
         runs = runs_of(run)
         if not runs or len(runs) != read_metadata(run).get("members"):
             return None
     opened: dict[Path, PopulationStore] = {}
-    limits = {limit_of(path, request.config, opened) for path in runs}
-    if None in limits or len(limits) != 1:
+    ends = Counter(end_of(path, request.config, opened, is_population) for path in runs)
+    if None in ends or {*ends} == {"diverged"} or (longer and {*ends} & {*LIMITS}):
         return None
-    (limit,) = limits
-    flag, value = f"--{str(limit).replace('_', '-')}", getattr(request.config, str(limit))
+    limit = next((name for name in (*LIMITS, "patience") if name in ends), None)
+    if len(ends) == 1 and limit in LIMITS:
+        why = f"{limit} {getattr(request.config, limit)} is reached"
+    else:
+        told = [f"{count} {end if end in (HALVED, 'diverged') else f'by {end}'}" for end, count in ends.items()]
+        why = f"all members have ended ({', '.join(told)})"
+    if limit is None or HALVED in ends:  # a search that has decided cannot go on
+        return f"nothing is left to train: {why}"
+    flag, value = f"--{limit.replace('_', '-')}", getattr(request.config, limit)
     return (
-        f"nothing is left to train: {limit} {value} is reached; prolong it by "
+        f"nothing is left to train: {why}; prolong it by "
         f"{command('train')} --resume {quote(str(run))}{_own_code(request, training=True)} {flag} {2 * value}"
     )
 
 
-def limit_of(run: Path, config: Any, opened: dict[Path, PopulationStore]) -> str | None:
-    """Return the setting whose limit a run has reached; `None` if it has reached none or is damaged."""
+LONGER = {"--max-opts", "--max-env-steps"}
+"""Flags with which members that have not reached these limits, but ended early, stay ended."""
+
+
+def end_of(run: Path, config: Any, opened: dict[Path, PopulationStore], is_member: bool) -> str | None:
+    """Return the limit that a run has reached, or why a member has ended for good.
+
+    `None`: it can go on, or is damaged.
+    """
     store, best = open_store(run, CHECKPOINTS, opened), open_store(run, BEST, opened)
+    metadata = read_metadata(run)
     if not (steps := store.steps()):
         return None
     try:
         facts = store.manifest(steps[-1])["facts"]
         whole = not damage(partial(open_log, run), facts)
+        scores = [best.manifest(step)["facts"].get("score") for step in best.steps()]
     except CheckpointError:
         return None
-    if (
-        not whole
-        or facts.get(PENDING_BOUNDARY)
-        or (read_metadata(run).get("best_score") is not None and not best.steps())
-    ):
+    if not whole or facts.get(PENDING_BOUNDARY) or find_missing_best(metadata, scores):
         return None
     if 0 < config.max_opts <= steps[-1]:
         return "max_opts"
     taken = facts.get("env_steps")
-    return "max_env_steps" if isinstance(taken, int) and 0 < config.max_env_steps <= taken else None
+    if isinstance(taken, int) and 0 < config.max_env_steps <= taken:
+        return "max_env_steps"
+    # A run that ended early by itself trains on; a member does not, if its last checkpoint is that of its end.
+    is_at_end = metadata.get("status") in EARLY_ENDS and metadata.get("opt_steps") == steps[-1]
+    return str(metadata["status"]) if is_member and (is_at_end or metadata.get("status") == "diverged") else None
 
 
 def run(args: Sequence[str], request: Request, config: Any, joined: bool) -> int:

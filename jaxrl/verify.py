@@ -44,7 +44,7 @@ from jaxrl.training.storage.logs import LOGS, damage, lines_of_nobody, log_probl
 from jaxrl.training.storage.members import runs_of
 from jaxrl.training.storage.opening import open_store
 from jaxrl.training.storage.population_saves import PopulationStore
-from jaxrl.training.storage.run import is_before_fork
+from jaxrl.training.storage.run import find_missing_best
 from jaxrl.training.storage.run_dir import (
     BEST,
     CHECKPOINTS,
@@ -98,10 +98,12 @@ def main(args: Sequence[str]) -> int:
     pairs, obstacles = 0, []
     for run_dir in runs:
         if run_dir != Path(options.run_dir):
-            print_line(f"member {int(run_dir.name)}")
+            print_line(member := f"member {int(run_dir.name)}")
+            problems.where = f"{member}: "
         made, obstacle = _verify(run_dir, call, problems)
         pairs += made
         obstacles += [] if obstacle is None else [obstacle]
+    problems.where = ""
     if runs and runs[0] != Path(options.run_dir):
         for name in LOGS:
             for number in lines_of_nobody(Path(options.run_dir), name):
@@ -132,11 +134,13 @@ class Problems:
 
     def __init__(self) -> None:
         self.found = False
+        self.where = ""
+        """Begins each line: the member of a population."""
 
     def add(self, line: str) -> None:
         """Print a problem and remember that there was one."""
         self.found = True
-        print_stderr(shorten(line))
+        print_stderr(shorten(self.where + line))
 
 
 def _verify(run_dir: Path, call: Call, problems: Problems) -> tuple[int, str | None]:
@@ -322,15 +326,8 @@ def check_best(run_dir: Path, store: Store, problems: Problems) -> None:
         print_line("best none")
     elif not scores:
         return  # a damaged one is a problem already
-    told = read_metadata(run_dir)
-    best, known = told.get("best_score"), [score for score in scores if isinstance(score, int | float)]
-    # While a run goes on, or where it was killed, also at its end, its metadata may be ahead of what is saved.
-    ahead = told.get("status") == "running" or told.get("saved_opt_steps") != told.get("opt_steps")
-    if ahead or is_before_fork(told, told.get("best_opt_steps")):
-        return
-    if isinstance(best, int | float) and not any(score >= best for score in known):
-        there = f"; the one saved has {known[-1]}" if known else ""
-        problems.add(f"best: the policy with the best score, {best}, is gone{there}")
+    if missing := find_missing_best(read_metadata(run_dir), scores):
+        problems.add(f"best: {missing}")
 
 
 def check_logs(run_dir: Path, store: Store, good: Sequence[int], problems: Problems) -> None:

@@ -181,6 +181,10 @@ class Ledger:
         back.rollbacks, back.tries = self.rollbacks + 1, self.tries + 1
         return back
 
+    def before_rollback(self) -> "Ledger":
+        """Return this ledger without the rollback just made, for a checkpoint that leads to it again."""
+        return replace(self, rollbacks=self.rollbacks - 1, tries=self.tries - 1)
+
     def summary(self, schedule: Schedule) -> dict[str, Any]:
         """Return counters, speeds, scores, and seconds, in total and by part."""
         wall = self.wall

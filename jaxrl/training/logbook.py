@@ -163,13 +163,13 @@ class Logbook:
         tried = f"{ledger.tries} new tries from the last good checkpoint ended no better; " if ledger.tries else ""
         raise DivergedError(f"training diverged: {what}; {tried}try a lower agent.lr, or a smaller agent.max_grad_norm")
 
-    def log_rollback(self, opt_steps: int, what: str, facts: Mapping[str, Any] | None, restart_note: str = "") -> None:
-        """Truncate the logs after `opt_steps`, and log the reason.
-
-        `facts` are those of the checkpoint, `None` at the start of the run; `restart_note` says what starts anew.
-        """
+    def go_back(self, opt_steps: int, facts: Mapping[str, Any] | None) -> None:
+        """Truncate the logs after `opt_steps`; `facts` are those of the checkpoint, `None` at the start of the run."""
         self.rewind(opt_steps)
         self._noted = noted_in(facts or {})
+
+    def log_rollback(self, what: str, restart_note: str = "") -> None:
+        """Log the reason for a rollback; `restart_note` says what starts anew."""
         self.event("rollback", f"{what}; went back to here{restart_note}, to go on with other random numbers")
 
     def require_valid(self, validity: Validity | None = None) -> None:

@@ -87,7 +87,6 @@ from jaxrl.training.storage.arrays import read_part, write_part
 from jaxrl.training.storage.checkpoints import Facts, Store
 from jaxrl.training.storage.members import Membership, require_no_member
 from jaxrl.training.storage.run import (
-    BEST_LOST,
     PENDING_BOUNDARY,
     VERSIONS,
     Best,
@@ -194,7 +193,9 @@ class Trainer:
         self._log = Logbook(self.schedule, lambda: ({}, 0.0))
         self._with_episodes = reports_episodes(strategy, config, self.hooks)
         self._chunk, self._wall, self._least_return, self._refilled = 0, 0.0, math.nan, range(0)
-        self._is_training = self._is_best_lost = False
+        self._is_training = False
+        self._lost_best: str | None = None
+        """What the log is told if the best policy is gone."""
         self._boundary_pending = False
         """Whether the boundary at the present iteration is still to be made, as its evaluation failed."""
 
@@ -492,12 +493,14 @@ class Trainer:
             state = self._adapt_loaded(state, self.ledger)
         elif self.membership.adopted_at:  # the program was made for the settings from before
             state = devices.apply_in_all(self.strategy, "set_hyperparams", state)
-        self.state = devices.apply_in_all(self.strategy, "reseed", state, self.ledger.rollbacks)
+        self.state = state
         if self._actors is not None:
             self._actors = self._actors.restart()
-        opt_steps = self.schedule.opt_steps(self.ledger.t)
-        restart_note = describe_restart(self._refilled, self.strategy)
-        self._log.log_rollback(opt_steps, what, found[1] if found else None, restart_note)
+        self._log.go_back(self.schedule.opt_steps(self.ledger.t), found[1] if found else None)
+        if not found:
+            self._storage.save_start(self._tree_to_save(), self._facts(self.ledger.before_rollback()))
+        self._log.log_rollback(what, describe_restart(self._refilled, self.strategy))
+        self.state = devices.apply_in_all(self.strategy, "reseed", self.state, self.ledger.rollbacks)
 
     # --- beginning and ending -----------------------------------------------------------------------------------
 
@@ -636,14 +639,16 @@ class Trainer:
         """Load the best policy on disk.
 
         Its score becomes the one to beat. A run that resumes bit for bit keeps the score of its checkpoint instead: it
-        will find this policy again by itself. If the policy is lost, so is its score, and patience counts from 0.
+        will find this policy again by itself. If the policy is lost, so is its score, and patience counts from 0; an
+        older one that is left is then the one to beat.
         """
         self._best = best = self._storage.load_best(jax.eval_shape(self._params, self._compiled.like[0]))
-        self._is_best_lost = self._storage.has_lost_best(best, self.ledger.best_opt_steps)
-        if self._is_best_lost:
-            self.ledger.forget_scores()
+        ledger = self.ledger
+        self._lost_best = self._storage.explain_lost_best(best, ledger.best_score, ledger.best_opt_steps)
+        if self._lost_best:
+            ledger.forget_scores()
         compiled = self.evaluator is self.lane or isinstance(self.evaluator, CompiledEvaluator)
-        if best is not None and not (compiled and self._repeats_past()):
+        if best is not None and (self._lost_best or not (compiled and self._repeats_past())):
             self.ledger = self.ledger.with_best(best.score, best.opt_steps)
 
     def _repeats_past(self) -> bool:
@@ -667,7 +672,7 @@ class Trainer:
         without = attempts.failures()
         self._storage.update_metadata(memory=self._memory.facts(), **({"without": without} if without else {}))
         of_programs = (*self._memory.notes(), *self.strategy.info.notes, *attempts.notes())
-        lost = [BEST_LOST] if self._is_best_lost else []
+        lost = [self._lost_best] if self._lost_best else []
         notes = (*self._notes, *self._weights.notes, *of_programs, *lost)
         restart_note = describe_restart(self._refilled, self.strategy)
         self._log.open(self._storage, self.resume.enabled, self._repeats_past(), notes, restart_note)
@@ -847,12 +852,13 @@ class Trainer:
         saved = Saved(self.lane.to_save(self._state), self._sums)
         return saved if self.config.save_replay else program.without_replay(saved)
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self, ledger: Ledger | None = None) -> dict[str, Any]:
+        """Return the facts of a checkpoint of the present state, with its ledger or another."""
         left_out = {} if self.config.save_replay else {"left_out": program.LEFT_OUT}
         actors = {} if self._actors is None else {"actors": self._actors.facts()}
         pending = {PENDING_BOUNDARY: True} if self._boundary_pending else {}
         own = {**left_out, **actors, **pending, **self.membership.facts()}
-        return self._log.facts(self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **own)
+        return self._log.facts(ledger or self.ledger, self._health(), spec=spec_facts(self.strategy.policy), **own)
 
     def _summary(self) -> dict[str, Any]:
         return {**self.ledger.summary(self.schedule), **({} if self._actors is None else self._actors.summary())}

@@ -10,6 +10,8 @@ FINISHED = (*LIMITS, *EARLY)
 """Stop reasons of runs that are finished, rather than interrupted or failed."""
 HALVED = "halved"
 """The status of a member that halving ended."""
+EARLY_ENDS = (*EARLY, HALVED)
+"""The status of a member that ended early and stays so, unless the limits that ended it change."""
 BROKEN = ("failed", "diverged", "actor")
 """Prefixes of stop reasons after which a run goes on from its newest checkpoint; services mark such runs as failed."""
 

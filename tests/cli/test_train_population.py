@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 import yaml
-from commands import SMALL, Cli, one_error_line
+from commands import SMALL, Cli, one_error_line, snapshot
 from toys_envs import forget_envs
 from toys_runs import member_facts, repeated_rows, rows_about_all, rows_in
 
@@ -133,6 +133,24 @@ def made(args: list[str], teacher: GreedyPolicy | None = None) -> Population:
     given = dict(request.population or {})
     sweep = read_sweep(given.pop("sweep", []))
     return build_population(request.algo, request.config, PopulationConfig(**given, sweep=sweep), teacher)
+
+
+def test_resuming_a_population_whose_members_have_ended_says_how_and_changes_nothing(cli: Cli) -> None:
+    alike = [flag if flag != "1e-3" else "1e-9" for flag in SMALL]  # no score is better than the first
+    cli.train(
+        *alike, "--eval-starts", "fixed", "--seeds", "2", "--patience", "1", "--max-opts", "600", "--run-dir", "run"
+    )
+    before = snapshot(cli.cwd / "run")
+    for flags in ([], ["--max-opts", "1200"]):
+        done = cli.here("train", "--resume", "run", *flags)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == (
+            "nothing is left to train: all members have ended (2 by patience); prolong it by "
+            "python -m jaxrl.train --resume run --patience 2\n"
+        )
+        assert snapshot(cli.cwd / "run") == before
+    assert "(2 by patience)" not in cli.train("--resume", "run", "--patience", "2").stdout
+    assert rows_in(cli.cwd / "run", 1)[-1]["opt_steps"] > 60
 
 
 def test_numbers_of_a_population_may_be_written_as_any_others_in_a_file(cli: Cli) -> None:

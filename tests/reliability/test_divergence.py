@@ -1,6 +1,7 @@
 """Promises 11 and 12: a bad update is skipped; after many in a row the run goes back, and gives up only at last."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import pytest
 from toys_runs import events_in
 
 import jaxrl
+from jaxrl import verify
 from jaxrl.errors import DivergedError
 from jaxrl.strategies.guard import Health, get_health, guarded_update, init_health, reseed
 from jaxrl.training.evaluator import Evaluation
@@ -182,6 +184,39 @@ def test_without_checkpoints_it_goes_back_to_the_beginning() -> None:
     with pytest.raises(DivergedError, match="2 new tries"):
         trainer.train()
     assert [row["opt_steps"] for row in memory.rows if row.get("event") == "rollback"] == [0, 0]
+
+
+def test_a_run_that_went_back_to_the_beginning_leaves_nothing_of_what_it_undid(tmp_path: Path) -> None:
+    """The only checkpoint is of skipped updates, so that there is none to go back to."""
+    run, killed = tmp_path / "run", tmp_path / "killed"
+
+    class Killing(jaxrl.MemoryRecorder):
+        """Copy the directory as a kill at the first rollback would leave it."""
+
+        def write(self, row: Any) -> None:
+            super().write(row)
+            if row.get("event") == "rollback" and not killed.exists():
+                shutil.copytree(run, killed)
+
+    strategy = poisoned(lambda luck, opt_step: opt_step >= 5)
+    settings = {"max_opts": 60, "save_interval": 10, "max_skips": 8, "max_rollbacks": 2, **QUIET}
+
+    def diverge(path: Path, **more: Any) -> list[tuple[str, int]]:
+        with pytest.raises(DivergedError, match="2 new tries"):
+            jaxrl.Trainer(strategy, run_dir=path, **settings, **more).train()
+        return events_in(path)
+
+    assert diverge(run, recorders=["jsonl", Killing()]) == [("rollback", 0)] * 2 + [("diverged", 20)]
+    for path in (killed, run):
+        assert Store(path / "checkpoints", 1).steps()[0] == 0
+        assert verify.main([str(path)]) == 0
+    # It makes the same try again, and then those that the other made.
+    events = [("rollback", 0), ("resume", 0), ("rollback", 0), ("rollback", 0), ("diverged", 20)]
+    assert diverge(killed, resume=True) == events
+    # With other settings it begins at the beginning, as a run that never diverged.
+    mended = jaxrl.Trainer(poisoned(lambda luck, opt_step: False), run_dir=run, resume=True, **settings).train()
+    alone = jaxrl.Trainer(poisoned(lambda luck, opt_step: False), **settings).train()
+    assert state_digest(mended.state) == state_digest(alone.state)
 
 
 @pytest.mark.parametrize(("max_skips", "skips"), [(0, 80), (30, 21)], ids=["never", "not yet"])

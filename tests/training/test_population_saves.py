@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -165,11 +166,11 @@ def numbers(x: float) -> dict[str, np.ndarray]:
     return {"x": np.full((2, 3), x, np.float32)}
 
 
-def begun(run: Path, members: int, keep: int = 1) -> SaveBatcher:
+def begun(run: Path, members: int, keep: int = 1, **how: Any) -> SaveBatcher:
     """Return what collects the saves of a population in a directory that is one to all who read it."""
     run.mkdir(exist_ok=True)
     (run / "config.yaml").write_text("population: {}\n")
-    return SaveBatcher(run, keep, range(members))
+    return SaveBatcher(run, keep, range(members), **how)
 
 
 def kept(run: Path, member: int) -> dict[int, float]:
@@ -247,7 +248,8 @@ def test_facts_that_members_share_are_written_once_and_read_as_each_has_them(tmp
 
 
 def test_what_could_not_be_written_is_told_to_each_and_written_the_next_time(tmp_path: Path) -> None:
-    collector = begun(tmp_path / "run", 2)
+    told = list[str]()
+    collector = begun(tmp_path / "run", 2, report=told.append)
     stores = [collector.store(CHECKPOINTS, member) for member in range(2)]
     (tmp_path / "run" / CHECKPOINTS).write_text("in the way")
     for store in stores:
@@ -260,6 +262,9 @@ def test_what_could_not_be_written_is_told_to_each_and_written_the_next_time(tmp
         store.save(10, numbers(2), {})
     collector.close()
     assert [kept(tmp_path / "run", member) for member in range(2)] == [{10: 2}] * 2
+    warning, again = told  # once, and that it works again
+    assert re.fullmatch("warning: .* could not be written: .*; training goes on", warning)
+    assert again == f"{tmp_path / 'run' / CHECKPOINTS} could be written again"
 
 
 def test_a_member_that_is_taken_out_leaves_what_is_damaged(run: Path, tmp_path: Path) -> None:

@@ -123,6 +123,8 @@ def test_the_table_names_the_settings_that_members_ended_with_and_those_that_wer
     assert [line.split("  ")[-1] for line in lines[1:]] == ["agent.lr=0.3", "agent.lr=0.2", "agent.lr=0.1, halved"]
     both = PopulationResult((ended[0], member(1, "max_opts", 3.0, 0.1)), None)
     assert both.table().endswith("agent.lr=0.1, 1 of them halved")
+    diverged = PopulationResult((member(0, "diverged", 9.0, 0.1), member(1, "max_opts", 3.0, 0.1)), None)
+    assert diverged.table().endswith("agent.lr=0.1, 1 of them diverged")
 
 
 def test_what_halved_members_scored_counts_for_no_setting_of_which_another_went_on() -> None:

@@ -237,15 +237,23 @@ def test_a_session_looks_at_its_updates_only_when_it_may_have_to_stop(
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_tries_that_end_no_better_are_reported_and_without_checkpoints_they_begin_at_the_beginning() -> None:
+def test_tries_that_end_no_better_are_reported_and_without_checkpoints_they_begin_at_the_beginning(
+    tmp_path: Path,
+) -> None:
     memory = jaxrl.MemoryRecorder()
-    session = single(max_skips=4, max_rollbacks=2, recorders=[memory])
+    session = single(max_skips=4, max_rollbacks=2, save_interval=2, recorders=[memory], run_dir=str(tmp_path))
     with pytest.raises(DivergedError, match=r"training diverged: .*; 2 new tries from the last good checkpoint ended"):
         take_all(session, HUGE)
     told = [(row["event"], row["opt_steps"]) for row in memory.rows if row["kind"] == "event"]
     assert told[-3:] == [("rollback", 0), ("rollback", 0), ("diverged", 4)]
     assert session.is_done
     assert session.summary()["stop"] == "diverged"
+    session.close()
+    # Those of skipped updates are undone: with other rewards it begins at the beginning.
+    with single(max_skips=4, run_dir=str(tmp_path), resume=True) as again:
+        assert (again.opt_steps, again.env_steps) == (0, 0)
+        take_to(again, 6)
+    assert again.summary()["skipped_updates"] == 0
 
 
 # --- nothing valid ---

@@ -24,16 +24,13 @@ from jaxrl.training.processes import require_alone
 from jaxrl.training.report import Report
 from jaxrl.training.schedule import Schedule
 from jaxrl.training.settings import TrainerConfig, extend, round_length
-from jaxrl.training.stops import EARLY, HALVED, LIMITS
+from jaxrl.training.stops import EARLY, EARLY_ENDS, LIMITS
 from jaxrl.training.storage.checkpoints import OtherVersionError, Store
 from jaxrl.training.storage.files import plain, read_yaml
 from jaxrl.training.storage.members import Membership, population_of
 from jaxrl.training.storage.population_files import PopulationFiles
 from jaxrl.training.storage.population_saves import has_valid_save
 from jaxrl.training.storage.run_dir import CONFIG, MEMBERS_FILE
-
-EARLY_ENDS = (*EARLY, HALVED)
-"""Statuses of members that ended early."""
 
 
 def copied_settings(checkpoints: Store, member: Member) -> dict[str, Any]:

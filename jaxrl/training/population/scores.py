@@ -108,6 +108,8 @@ class Setting(NamedTuple):
     """The best score of any of them, biased upwards as a maximum of noisy scores; NaN if there is none."""
     halved: int = 0
     """Number of members that a search ended early."""
+    diverged: int = 0
+    """Number of members that diverged."""
 
 
 class PopulationResult(NamedTuple):
@@ -180,7 +182,7 @@ class PopulationResult(NamedTuple):
         for setting, name in list(zip(settings, names, strict=True))[:SHOWN]:
             last = setting.last
             numbers = f"{len(setting.members):>8}{last.iqm:>12.5g}{last.interval:>24}{setting.best:>12.5g}"
-            lines.append(f"{numbers}  {name}{_halved_remark(setting)}")
+            lines.append(f"{numbers}  {name}{_remarks(setting)}")
         more = len(settings) - SHOWN
         return "\n".join([*lines, *([f"and {more} more"] if more > 0 else [])])
 
@@ -206,13 +208,16 @@ def _setting(values: Mapping[str, Any], group: Sequence[MemberResult]) -> Settin
         strata.setdefault(tuple(member.now.values()), []).append(last)
     best = max((m.best_score for m in compared if m.best_score is not None), default=float("nan"))
     halved = sum(member.status == HALVED for member in group)
-    return Setting(values, tuple(member.number for member in group), spread(strata.values()), best, halved)
+    diverged = sum(member.status == "diverged" for member in group)
+    numbers = tuple(member.number for member in group)
+    return Setting(values, numbers, spread(strata.values()), best, halved, diverged)
 
 
-def _halved_remark(setting: Setting) -> str:
-    """Return the table's remark on halved members."""
-    several = f"{setting.halved} of them " if setting.halved < len(setting.members) else ""
-    return f", {several}halved" if setting.halved else ""
+def _remarks(setting: Setting) -> str:
+    """Return the table's remarks on halved and diverged members."""
+    counts = {"halved": setting.halved, "diverged": setting.diverged}
+    some = lambda count: f"{count} of them " if count < len(setting.members) else ""
+    return "".join(f", {some(count)}{what}" for what, count in counts.items() if count)
 
 
 def format_swept(values: Mapping[str, Any], digits: str = ".6g") -> str:

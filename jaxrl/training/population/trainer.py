@@ -31,7 +31,6 @@ from jaxrl.training.loop import Trainer
 from jaxrl.training.memory import Plan, plan_of_strategy, require_members_fit
 from jaxrl.training.mesh import shape_of
 from jaxrl.training.population.members import (
-    EARLY_ENDS,
     Gates,
     MemberRun,
     Queue,
@@ -57,7 +56,7 @@ from jaxrl.training.report import (
     run_dir_part,
 )
 from jaxrl.training.settings import TrainerConfig, config_for, plan_run, settings_of_run
-from jaxrl.training.stops import HALVED, LIMITS, can_go_on
+from jaxrl.training.stops import EARLY_ENDS, HALVED, LIMITS, can_go_on
 from jaxrl.training.storage.logs import RowLog
 from jaxrl.training.storage.members import POPULATION, require_no_member
 from jaxrl.training.storage.population_files import MemberDir, MemberFiles, PopulationFiles
@@ -491,8 +490,11 @@ class PopulationTrainer:
                 assert run.reports is not None
                 report = next(run.reports, None)
         # A diverged member ends; the others continue.
-        except DivergedError:
+        except DivergedError as error:
             run.status = "diverged"
+            if run.trainer is not None:  # otherwise in an earlier process
+                opt_steps = run.trainer.schedule.opt_steps(run.trainer.ledger.t)
+                self._rows.print_line(f"{opt_steps:>9,} opts  member {run.member.number}: {error}")
             return None
         except StorageError as error:
             # This member ends and the others continue; the first such error is raised once all are done.
@@ -661,7 +663,9 @@ class PopulationTrainer:
           SettingsError: they cannot be read, or are gone while the checkpoints are there.
         """
         numbers = [run.member.number for run in self._runs]
-        saves = self._saves = SaveBatcher(directory, self.config.keep, numbers, first=self._write_members)
+        saves = self._saves = SaveBatcher(
+            directory, self.config.keep, numbers, first=self._write_members, report=self._rows.print_line
+        )
         self._files = PopulationFiles(directory, saves.checkpoints.newest_steps if self._resume else None)
         if self._resume and saves.checkpoints.steps() and not (directory / MEMBERS_FILE).exists():
             raise SettingsError(

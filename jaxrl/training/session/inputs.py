@@ -206,6 +206,10 @@ def _array(name: str, value: Any) -> np.ndarray:
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
+        if isinstance(value, tuple):
+            raise SettingsError(
+                f"{name} is a tuple of {len(value)}, expected an array; Gymnasium's reset returns (obs, info)"
+            ) from error
         raise SettingsError(f"{name} is no array: {error_text(error)}") from error
 
 

@@ -28,7 +28,7 @@ from jaxrl.training.divergence import Validity, explain, skips_left
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.film import require_writer, save_video
 from jaxrl.training.interrupt import DeferredSignals, Interrupt, Termination
-from jaxrl.training.ledger import require_counters
+from jaxrl.training.ledger import Ledger, require_counters
 from jaxrl.training.logbook import Logbook, reading_facts
 from jaxrl.training.policy import GreedyPolicy, spec_facts
 from jaxrl.training.processes import require_alone
@@ -67,7 +67,7 @@ from jaxrl.training.settings import SessionConfig, check_format, round_length, w
 from jaxrl.training.stops import stop_reason_for
 from jaxrl.training.storage.checkpoints import Facts, Store
 from jaxrl.training.storage.members import require_no_member
-from jaxrl.training.storage.run import BEST_LOST, Resume, Storage, resolve_resume
+from jaxrl.training.storage.run import Resume, Storage, resolve_resume
 from jaxrl.trees import PyTree
 from jaxrl.xla import attempts
 
@@ -352,17 +352,10 @@ class Session:
     def save(self) -> None:
         """Start to save a checkpoint; it is complete on disk when `hooks.save` is called, or `close` returns."""
         self._require_open("save")
-        begun, now, stepper = time.perf_counter(), self._now, self._stepper
-        # `facts` may reset the tries of this copy; the session adopts that.
-        ledger = replace(now.ledger, t=self._iterations)
-        own = {
-            "spec": spec_facts(stepper.policy),
-            "steps": now.steps,
-            "invalid": now.invalid,
-            "statistics": now.statistics.facts(),
-            "interval": now.interval.facts(),
-        }
-        facts = self._log.facts(ledger, stepper.health(now), **own)
+        begun, now = time.perf_counter(), self._now
+        # `_facts` may reset the tries of this copy; the session adopts that.
+        ledger = replace(now.ledger)
+        facts = self._facts(ledger)
         if ledger.tries != now.ledger.tries:
             now = self._now = now._replace(ledger=replace(now.ledger, tries=ledger.tries))
         # Every change makes a new object: the same one has been saved before.
@@ -372,6 +365,18 @@ class Session:
         self._storage.update_metadata(**self._counters(), **scores, status=self._status())
         self._saved_s = time.perf_counter()
         self._held_s = self._saved_s - begun
+
+    def _facts(self, ledger: Ledger) -> dict[str, Any]:
+        """Return the facts of a checkpoint of the present state, with this ledger."""
+        now, ledger.t = self._now, self._iterations
+        own = {
+            "spec": spec_facts(self._stepper.policy),
+            "steps": now.steps,
+            "invalid": now.invalid,
+            "statistics": now.statistics.facts(),
+            "interval": now.interval.facts(),
+        }
+        return self._log.facts(ledger, self._stepper.health(now), **own)
 
     def _is_time_to_save(self) -> bool:
         if self.config.save_interval is None:
@@ -545,7 +550,7 @@ class Session:
         where = lambda: (self._counters(), self._now.ledger.wall)
         self._log = Logbook(self._schedule, where, (*config.recorders, *self._given_recorders), quiet=False)
         self._look_at = 0  # optimisation step of the next health check
-        lost = False
+        lost: str | None = None
         try:
             self._now = self._stepper.initial_state(statistics)
             if self._storage.resumes:
@@ -553,11 +558,12 @@ class Session:
             self._greedy = GreedyPolicy(self._stepper.policy, self._stepper.params(self._now))
             if resume.enabled:
                 best = self._storage.load_best(jax.eval_shape(lambda: self._stepper.params(self._now)))
+                ledger = self._now.ledger
+                if lost := self._storage.explain_lost_best(best, ledger.best_score, ledger.best_opt_steps):
+                    ledger.forget_scores()
                 self._now = with_best(self._now, best)
-                if lost := self._storage.has_lost_best(best, self._now.ledger.best_opt_steps):
-                    self._now.ledger.forget_scores()
             self._since = (self.env_steps, self._now.ledger.wall)
-            notes = [*notes_of(config, self._stepwise, self._now.state), *([BEST_LOST] if lost else [])]
+            notes = [*notes_of(config, self._stepwise, self._now.state), *([lost] if lost else [])]
             # What its environments do after a checkpoint is never the same again.
             self._log.open(self._storage, resume.enabled, False, (*notes, *self._rounding))
             self._saved_s, self._held_s = time.perf_counter(), 0.0
@@ -638,11 +644,15 @@ class Session:
             with reading_facts(f"of {storage.path}", "a session"):
                 back = restore_session(*found, ledger, fresh)
             back = with_changes(back, self._stepwise, self._schedule, storage.training_changes)
-        back = reseed_after_rollback(back)._replace(best=now.best, resets=now.resets)
+        back = back._replace(best=now.best, resets=now.resets)
         with DeferredSignals():
             self._now, self._look_at = back, 0
             self._since = (self.env_steps, self._now.ledger.wall)
-            self._log.log_rollback(self.opt_steps, what, found[1] if found else None)
+            self._log.go_back(self.opt_steps, found[1] if found else None)
+            if found is None:
+                storage.save_start(tree_of(back), self._facts(ledger.before_rollback()))
+            self._log.log_rollback(what)
+            self._now = reseed_after_rollback(back)
 
     def _require_valid(self) -> None:
         """Raise `DivergedError` at the end of a session without a single valid step."""

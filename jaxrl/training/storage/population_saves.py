@@ -372,13 +372,20 @@ class SaveBatcher:
     """Batches the rows that members of a population submit, and writes each batch as one save."""
 
     def __init__(
-        self, population: Path, keep: int, members: Iterable[int], first: Callable[[], None] = lambda: None
+        self,
+        population: Path,
+        keep: int,
+        members: Iterable[int],
+        first: Callable[[], None] = lambda: None,
+        report: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Expect rows of `members`; the newest `keep` checkpoints of each are retained.
 
         `first` is called before each save, to write what must be on disk before it; if that fails, so does the save.
+        `report` is called with one line when saves start to fail and when one succeeds again.
         """
-        self._first = first
+        self._first, self._report = first, report
+        self._failing: set[PopulationStore] = set()
         self.checkpoints = PopulationStore(population / CHECKPOINTS, keep)
         self.best = PopulationStore(population / BEST, 1)
         self._condition = threading.Condition(threading.RLock())
@@ -489,8 +496,14 @@ class SaveBatcher:
             said: BaseException = error
             if isinstance(error, FAULTS) and not isinstance(error, StorageError):
                 said = StorageError(f"a checkpoint in {saves.directory} could not be written: {reason(error)}")
+            if saves not in self._failing and isinstance(said, StorageError):
+                self._failing.add(saves)
+                self._report(f"warning: {said}; training goes on")
             for _, job in jobs:
                 job.set_exception(said)
         else:
+            if saves in self._failing:
+                self._failing.discard(saves)
+                self._report(f"{saves.directory} could be written again")
             for row, job in jobs:
                 job.set_result(row.step)

@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,9 +49,9 @@ VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax", "gymnax")
 MIN_SAVE_GAP_S, MAX_SAVE_GAP_S, MAX_SAVE_SHARE = 10.0, 600.0, 0.025
 """Bounds in seconds on the gap between saves of a run without a `save_interval`. Within them, saving takes at most this
 share of the time."""
+START_OVER = "use --start-over (start_over=True in Python)"
 PENDING_BOUNDARY = "owes_boundary"
 """The fact of a checkpoint whose rows and evaluation are still to be made, as the evaluation failed."""
-BEST_LOST = "the best policy is lost: the next one to be evaluated is the best"
 OTHER_VERSIONS = ("orbax-checkpoint", "chex", "numpy")
 
 
@@ -269,7 +269,7 @@ class Storage:
         said = lambda: f"{self.path} was trained with other settings or versions ({changed()})"
         # `allow_changes` does not apply: every random number so far depends on the seed.
         if any(change.name == "seed" for change in self.training_changes):
-            raise SettingsError(f"{said()}; the seed decided all of it: go on with its own, or use --start-over")
+            raise SettingsError(f"{said()}; the seed decided all of it: go on with its own, or {START_OVER}")
         # Changed settings may still fit the saved state; only the checkpoint itself can answer that.
         if self.resumes:
             try:
@@ -280,7 +280,7 @@ class Storage:
                 one = len(self.training_changes) == 1
                 which = f"{self.training_changes[0].name} cannot change" if one else "not all of these can change"
                 raise SettingsError(
-                    f"{said()}; {which}, for what was saved would not fit: go on with its own, or use --start-over"
+                    f"{said()}; {which}, for what was saved would not fit: go on with its own, or {START_OVER}"
                 ) from error
             self.training_changes = [change for change in self.training_changes if not change.only_names]
         if self.training_changes and not self._resume.allow_changes:
@@ -516,19 +516,33 @@ class Storage:
         self.checkpoints.newest = None
         return None
 
+    def save_start(self, tree: PyTree, facts: Mapping[str, Any]) -> None:
+        """Save the start of a run that has gone back there, in place of its checkpoints: they are of an undone future.
+
+        As after any rollback, a run that is killed now resumes from where it has gone back to.
+        """
+        self.save(0, tree, facts, None)
+        self.collect_saves()
+        if self.dir is not None and 0 in self.checkpoints.steps():
+            self.checkpoints.drop_after(0)
+
     def _new_log_sums(self) -> Callable[[], dict[str, list[int]]]:
         """Return a function that returns size and CRC-32 of each log."""
         assert self.dir is not None
         return log_sums(self.dir.path) if isinstance(self.dir, RunDir) else self.dir.log_sums
 
-    def has_lost_best(self, best: Best | None, opt_steps: int | None) -> bool:
-        """Return whether the run had a best policy after `opt_steps`, and `best` is `None`, as it is gone.
+    def explain_lost_best(self, best: Best | None, score: float | None, opt_steps: int | None) -> str | None:
+        """Return a line if the policy that had the best `score`, after `opt_steps`, is gone; `best` is what is left.
 
         A fork need not have one: its origin keeps only the newest, which may be better than those up to the fork.
         """
-        if best is not None or opt_steps is None or self.dir is None:
-            return False
-        return not is_before_fork(self.dir.metadata(), opt_steps)
+        if score is None or opt_steps is None or self.dir is None or (best is not None and best.score >= score):
+            return None
+        if is_before_fork(self.dir.metadata(), opt_steps):
+            return None
+        if best is None:
+            return "the best policy is lost: the next one to be evaluated is the best"
+        return f"the best policy is lost: the best is now that of {best.opt_steps:,} optimisation steps"
 
     def load_best(self, like: PyTree) -> Best | None:
         """Load the best policy on disk, if there is one; warn if it is damaged."""
@@ -568,6 +582,24 @@ def is_before_fork(metadata: Mapping[str, Any], opt_steps: int | None) -> bool:
     origin = metadata.get("forked_from")
     begun = origin.get("opt_steps") if isinstance(origin, Mapping) else None
     return type(begun) is int and type(opt_steps) is int and opt_steps <= begun
+
+
+def find_missing_best(metadata: Mapping[str, Any], scores: Collection[object]) -> str | None:
+    """Describe the loss of the policy that had the best score, according to the `metadata` of a run.
+
+    Args:
+      metadata: from `metadata.json`.
+      scores: of the best policies on disk.
+    """
+    best, known = metadata.get("best_score"), [score for score in scores if isinstance(score, int | float)]
+    # While a run goes on, or where it was killed, also at its end, its metadata may be ahead of what is saved.
+    ahead = metadata.get("status") == "running" or metadata.get("saved_opt_steps") != metadata.get("opt_steps")
+    if ahead or is_before_fork(metadata, metadata.get("best_opt_steps")):
+        return None
+    if not isinstance(best, int | float) or any(score >= best for score in known):
+        return None
+    there = f"; the one saved has {known[-1]}" if known else ""
+    return f"the policy with the best score, {best}, is gone{there}"
 
 
 def never_saved(files: RunDir | MemberDir, checkpoints: Store) -> bool:
