@@ -122,12 +122,13 @@ def _load_best(run_dir: Path, strategy: Strategy | None, made: Mapping[str, Any]
     """Return the best policy of a run, or `None` if there is none."""
     store = open_store(run_dir, BEST)
     while store.steps():
+        metadata = read_metadata(run_dir)  # before the policy, which a running process may replace by a better one
         step = store.steps()[-1]
         with _explain_errors(run_dir, f"the best policy of {run_dir}, best/{step},", strategy, made) as failed:
             facts = store.manifest(step)["facts"]
             policy, like = _rebuild(facts, strategy, made, run_dir)
             params, _ = store.load(step, like)
-            if missing := find_missing_best(read_metadata(run_dir), [facts.get("score")]):
+            if missing := find_missing_best(metadata, [facts.get("score")]):
                 warnings.warn(f"{run_dir}: {missing}", stacklevel=3)
             return GreedyPolicy(policy, params, {**facts, "kept_as": "best"})
         if step in store.steps():  # else a running process has just replaced it by a better one

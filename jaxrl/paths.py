@@ -114,7 +114,7 @@ def hold(path: Path) -> IO[str]:
         owner = "".join(c for c in file.read(100) if c.isprintable()) or "unknown"
         file.close()
         if owner == f"pid {os.getpid()} on {platform.node()}":
-            raise RunDirInUseError(f"{path} is open in this process already; end that run first") from None
+            raise RunDirInUseError(f"{path} is open in this process already; end or close that one first") from None
         raise RunDirInUseError(
             f"{path} is being written by another process ({owner}); wait for it or stop it"
         ) from None

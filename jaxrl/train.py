@@ -104,8 +104,9 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
         return None
     runs = [run]
     if is_population:
-        runs = runs_of(run)
-        if not runs or len(runs) != read_metadata(run).get("members"):
+        runs, told = runs_of(run), read_metadata(run)
+        # Otherwise it was killed: its last rows are still to be made, or changed limits to be obeyed.
+        if not runs or len(runs) != told.get("members") or told.get("status") != "done":
             return None
     opened: dict[Path, PopulationStore] = {}
     ends = Counter(end_of(path, request.config, opened, is_population) for path in runs)
@@ -115,14 +116,15 @@ def nothing_left(args: Sequence[str], request: Request) -> str | None:
     if len(ends) == 1 and limit in LIMITS:
         why = f"{limit} {getattr(request.config, limit)} is reached"
     else:
-        told = [f"{count} {end if end in (HALVED, 'diverged') else f'by {end}'}" for end, count in ends.items()]
-        why = f"all members have ended ({', '.join(told)})"
+        each = [f"{count} {end if end in (HALVED, 'diverged') else f'by {end}'}" for end, count in ends.items()]
+        why = f"all members have ended ({', '.join(each)})"
     if limit is None or HALVED in ends:  # a search that has decided cannot go on
         return f"nothing is left to train: {why}"
     flag, value = f"--{limit.replace('_', '-')}", getattr(request.config, limit)
+    more = [f"{flag} {2 * value}", *(f"{one} {value_of(args, one)}" for one in sorted(longer))]
     return (
         f"nothing is left to train: {why}; prolong it by "
-        f"{command('train')} --resume {quote(str(run))}{_own_code(request, training=True)} {flag} {2 * value}"
+        f"{command('train')} --resume {quote(str(run))}{_own_code(request, training=True)} {' '.join(more)}"
     )
 
 
@@ -135,8 +137,8 @@ def end_of(run: Path, config: Any, opened: dict[Path, PopulationStore], is_membe
 
     `None`: it can go on, or is damaged.
     """
-    store, best = open_store(run, CHECKPOINTS, opened), open_store(run, BEST, opened)
     metadata = read_metadata(run)
+    store, best = open_store(run, CHECKPOINTS, opened), open_store(run, BEST, opened)
     if not (steps := store.steps()):
         return None
     try:
@@ -145,7 +147,8 @@ def end_of(run: Path, config: Any, opened: dict[Path, PopulationStore], is_membe
         scores = [best.manifest(step)["facts"].get("score") for step in best.steps()]
     except CheckpointError:
         return None
-    if not whole or facts.get(PENDING_BOUNDARY) or find_missing_best(metadata, scores):
+    has_lost_best = find_missing_best(metadata, scores) or (metadata.get("best_score") is not None and not scores)
+    if not whole or facts.get(PENDING_BOUNDARY) or has_lost_best:
         return None
     if 0 < config.max_opts <= steps[-1]:
         return "max_opts"

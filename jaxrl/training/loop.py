@@ -22,6 +22,7 @@ from jaxrl.agents.outside import needs_python
 from jaxrl.env_process import exit_if_importing
 from jaxrl.errors import (
     ActorError,
+    DivergedError,
     JaxrlError,
     ProcessError,
     SettingsError,
@@ -82,7 +83,7 @@ from jaxrl.training.settings import (
     settings_of_run,
     with_recorders,
 )
-from jaxrl.training.stops import BROKEN, FINISHED, LIMITS, stop_reason_for
+from jaxrl.training.stops import BROKEN, FINISHED, LIMITS
 from jaxrl.training.storage.arrays import read_part, write_part
 from jaxrl.training.storage.checkpoints import Facts, Store
 from jaxrl.training.storage.members import Membership, require_no_member
@@ -496,9 +497,9 @@ class Trainer:
         self.state = state
         if self._actors is not None:
             self._actors = self._actors.restart()
-        self._log.go_back(self.schedule.opt_steps(self.ledger.t), found[1] if found else None)
         if not found:
             self._storage.save_start(self._tree_to_save(), self._facts(self.ledger.before_rollback()))
+        self._log.go_back(self.schedule.opt_steps(self.ledger.t), found[1] if found else None)
         self._log.log_rollback(what, describe_restart(self._refilled, self.strategy))
         self.state = devices.apply_in_all(self.strategy, "reseed", self.state, self.ledger.rollbacks)
 
@@ -658,6 +659,8 @@ class Trainer:
 
     def _adapt_loaded(self, state: PyTree, ledger: Ledger) -> PyTree:
         """Apply changed settings to a loaded state and refill a replay buffer it was saved without; note both."""
+        if ledger.t == 0 and self.strategy.state_fns.refill is not None and not jax.tree.leaves(state.buffer):
+            return self._fresh().state  # of the start, the buffer is that of the warm-up
         # Also settings that nothing reads under the others are in the state.
         changed = any(change.name.startswith("agent.") for change in self._storage.changes)
         changed = changed or bool(self._storage.training_changes)
@@ -930,6 +933,13 @@ def describe_restart(refilled: range, strategy: Strategy) -> str:
     parts = ["environments that start anew"] if strategy.host_env is not None else []
     parts += [f"replay filled anew by {steps} environment steps, which no counter counts"] if steps else []
     return f" with {', and '.join(parts)}" if parts else ""
+
+
+def stop_reason_for(error: BaseException, reason: str | None) -> str:
+    """Return the stop reason of a run that ended by `error`; an earlier `reason` takes precedence over a failure."""
+    if isinstance(error, DivergedError):
+        return "diverged"
+    return f"failed: {type(error).__name__}" if reason is None else reason
 
 
 def report_unsaved(error: BaseException, unsaved: StorageError | None) -> None:

@@ -1,7 +1,5 @@
 """Why runs stop: `stop` in the summary of a run, and `status` in its metadata."""
 
-from jaxrl.errors import DivergedError
-
 LIMITS = {"max_opts": "opt_steps", "max_env_steps": "env_steps"}
 """The counter in the summary for each limit of a run."""
 EARLY = ("stop_reward", "patience", "stop")
@@ -14,13 +12,6 @@ EARLY_ENDS = (*EARLY, HALVED)
 """The status of a member that ended early and stays so, unless the limits that ended it change."""
 BROKEN = ("failed", "diverged", "actor")
 """Prefixes of stop reasons after which a run goes on from its newest checkpoint; services mark such runs as failed."""
-
-
-def stop_reason_for(error: BaseException, reason: str | None) -> str:
-    """Return the stop reason of a run that ended by `error`; an earlier `reason` takes precedence over a failure."""
-    if isinstance(error, DivergedError):
-        return "diverged"
-    return f"failed: {type(error).__name__}" if reason is None else reason
 
 
 def can_go_on(status: str) -> bool:

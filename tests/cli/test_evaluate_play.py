@@ -123,7 +123,7 @@ def test_a_better_policy_that_is_gone_is_warned_of(cli: Cli, finished: Finished)
     done = cli.here("evaluate", "copy", "--episodes", "1")
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 2)
     saved = told["best_score"]
-    assert done.stderr == f"warning: copy: the policy with the best score, 7.5, is gone; the one saved has {saved}\n"
+    assert done.stderr == f"warning: copy: the policy with the best score, 7.5, is gone; the one saved scored {saved}\n"
 
 
 @pytest.mark.slow

@@ -141,16 +141,27 @@ def test_resuming_a_population_whose_members_have_ended_says_how_and_changes_not
         *alike, "--eval-starts", "fixed", "--seeds", "2", "--patience", "1", "--max-opts", "600", "--run-dir", "run"
     )
     before = snapshot(cli.cwd / "run")
-    for flags in ([], ["--max-opts", "1200"]):
-        done = cli.here("train", "--resume", "run", *flags)
+    for flags in ("", " --max-opts 1200"):
+        done = cli.here("train", "--resume", "run", *flags.split())
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == (
             "nothing is left to train: all members have ended (2 by patience); prolong it by "
-            "python -m jaxrl.train --resume run --patience 2\n"
+            f"python -m jaxrl.train --resume run --patience 2{flags}\n"
         )
         assert snapshot(cli.cwd / "run") == before
-    assert "(2 by patience)" not in cli.train("--resume", "run", "--patience", "2").stdout
+    # Killed while it began to go on with more patience.
+    (cli.cwd / "run/metadata.json").write_text(json.dumps({**told(cli), "status": "running"}))
+    config = cli.cwd / "run/config.yaml"
+    config.write_text(config.read_text().replace("patience: 1", "patience: 2"))
+    cli.train("--resume", "run")
     assert rows_in(cli.cwd / "run", 1)[-1]["opt_steps"] > 60
+    assert told(cli)["status"] == "done"
+
+
+def told(cli: Cli) -> dict[str, Any]:
+    """Return the metadata of the population."""
+    metadata: dict[str, Any] = json.loads((cli.cwd / "run/metadata.json").read_text())
+    return metadata
 
 
 def test_numbers_of_a_population_may_be_written_as_any_others_in_a_file(cli: Cli) -> None:

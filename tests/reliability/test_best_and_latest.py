@@ -141,13 +141,13 @@ def test_a_best_policy_older_than_the_best_score_is_noticed(tmp_path: Path, caps
     shutil.rmtree(tmp_path / "run" / "best")
     (tmp_path / "older").rename(tmp_path / "run" / "best")
     assert verify.main([str(tmp_path / "run")]) == NoCheckpointError.exit_code
-    said = "the policy with the best score, 400.0, is gone; the one saved has 10.0"
+    said = "the policy with the best score, 400.0, is gone; the one saved scored 10.0"
     assert f"best: {said}" in capsys.readouterr().err
     # The older one is the one to beat.
     settings |= {"evaluator": Scripted([5.0], [30.0]), "max_opts": 40, "resume": True}
     assert jaxrl.Trainer(counting(), **settings).train().best_score == 30.0
     assert bests_logged(tmp_path / "run") == [True, True, False, True]
-    lost = "the best policy is lost: the best is now that of 10 optimisation steps"
+    lost = "the best policy is lost: the best is now the one after 10 optimisation steps"
     assert lost in (tmp_path / "run" / "metrics.jsonl").read_text()
     assert kept(tmp_path / "run", "best") == [40]
     assert verify.main([str(tmp_path / "run")]) == 0

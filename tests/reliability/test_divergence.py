@@ -12,12 +12,14 @@ import pytest
 from toys_runs import events_in
 
 import jaxrl
-from jaxrl import verify
+from jaxrl import train, verify
 from jaxrl.errors import DivergedError
 from jaxrl.strategies.guard import Health, get_health, guarded_update, init_health, reseed
 from jaxrl.training.evaluator import Evaluation
 from jaxrl.training.storage.checkpoints import Store
 from jaxrl.training.storage.leaves import state_digest
+from jaxrl.training.storage.opening import open_store
+from jaxrl.training.storage.run_dir import CHECKPOINTS, member_dir
 
 QUIET: dict[str, Any] = {"eval_interval": 0, "eval_episodes": 0, "record_interval": 10, "quiet": True}
 
@@ -217,6 +219,38 @@ def test_a_run_that_went_back_to_the_beginning_leaves_nothing_of_what_it_undid(t
     mended = jaxrl.Trainer(poisoned(lambda luck, opt_step: False), run_dir=run, resume=True, **settings).train()
     alone = jaxrl.Trainer(poisoned(lambda luck, opt_step: False), **settings).train()
     assert state_digest(mended.state) == state_digest(alone.state)
+
+
+def test_members_that_went_back_to_the_beginning_leave_nothing_of_what_they_undid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    population = jaxrl.population(poisoned(lambda luck, opt_step: opt_step >= 5), seeds=2)
+    settings = {**QUIET, "max_opts": 60, "save_interval": 10, "max_skips": 8, "max_rollbacks": 1, "quiet": False}
+    with pytest.raises(DivergedError, match="all 2 members diverged"):
+        jaxrl.Trainer(population, run_dir=tmp_path, **settings).train()
+    said = capsys.readouterr().out
+    for number in range(2):
+        assert f"opts  member {number}: training diverged: " in said
+        assert open_store(member_dir(tmp_path, number), CHECKPOINTS).steps()[0] == 0
+    assert verify.main([str(tmp_path)]) == 0
+
+
+def test_without_its_replay_buffer_the_start_is_made_with_the_whole_warm_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    hot = ["--agent.lr", "1000", "--agent.optimizer", "sgd", "--agent.max-grad-norm", "1e30", "--agent.features", "16"]
+    sizes = ["--num-envs", "4", "--opt-interval", "4", "--warmup", "200", "--no-save-replay", "--quiet"]
+    often = ["--eval-interval", "0", "--eval-episodes", "0", "--record-interval", "10", "--save-interval", "10"]
+    tries = ["--max-skips", "8", "--max-rollbacks", "2", "--max-opts", "100"]
+    with pytest.raises(DivergedError, match="2 new tries"):
+        train.main(["dqn", "--env", "CartPole-v1", *hot, *sizes, *often, *tries, "--run-dir", run])
+    assert Store(tmp_path / "run/checkpoints", 1).steps()[0] == 0
+    assert train.main(["--resume", run, "--agent.lr", "1e-4", "--allow-changes", "--max-opts", "30"]) == 0
+    assert "filled anew" not in (tmp_path / "run/metrics.jsonl").read_text()
+    capsys.readouterr()
+    assert verify.main([run, "--replay"]) == 0
+    assert "0 -> 10 bit-equal" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("max_skips", "skips"), [(0, 80), (30, 21)], ids=["never", "not yet"])

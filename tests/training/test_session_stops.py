@@ -74,9 +74,12 @@ def test_metadata_say_why_a_session_was_closed_before_its_end(tmp_path: Path) ->
         with pytest.raises(type(error)):
             close_after(5, error)
         assert metadata(tmp_path)["status"] == status
-    with pytest.raises(SystemExit):
-        close_after(7, SystemExit(0))
-    assert metadata(tmp_path)["status"] == "left"
+    # That of another run is no divergence of this one.
+    for error, status in ((SystemExit(0), "left"), (SystemExit(1), "failed: SystemExit"),
+                          (GeneratorExit(), "left"), (DivergedError("another"), "failed: DivergedError")):  # fmt: skip
+        with pytest.raises(type(error)):
+            close_after(7, error)
+        assert metadata(tmp_path)["status"] == status
     assert close_after(9) == "max_opts"
 
 

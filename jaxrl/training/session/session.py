@@ -64,7 +64,6 @@ from jaxrl.training.session.statistics import (
 )
 from jaxrl.training.session.stepper import Stepper, plan_of_session
 from jaxrl.training.settings import SessionConfig, check_format, round_length, with_recorders
-from jaxrl.training.stops import stop_reason_for
 from jaxrl.training.storage.checkpoints import Facts, Store
 from jaxrl.training.storage.members import require_no_member
 from jaxrl.training.storage.run import Resume, Storage, resolve_resume
@@ -416,7 +415,8 @@ class Session:
         if signalled:
             self._closed_by = "SIGTERM" if self._termination.came else "SIGINT"
         else:
-            self._closed_by = "left" if isinstance(error, SystemExit | None) else stop_reason_for(error, None)
+            left = isinstance(error, GeneratorExit | None) or (isinstance(error, SystemExit) and not error.code)
+            self._closed_by = "left" if left else f"failed: {type(error).__name__}"
         # A first signal waits for the save; the second ends the process at once.
         with DeferredSignals(limit=0 if signalled else 1):
             try:
@@ -648,9 +648,9 @@ class Session:
         with DeferredSignals():
             self._now, self._look_at = back, 0
             self._since = (self.env_steps, self._now.ledger.wall)
-            self._log.go_back(self.opt_steps, found[1] if found else None)
             if found is None:
                 storage.save_start(tree_of(back), self._facts(ledger.before_rollback()))
+            self._log.go_back(self.opt_steps, found[1] if found else None)
             self._log.log_rollback(what)
             self._now = reseed_after_rollback(back)
 

@@ -496,14 +496,14 @@ class SaveBatcher:
             said: BaseException = error
             if isinstance(error, FAULTS) and not isinstance(error, StorageError):
                 said = StorageError(f"a checkpoint in {saves.directory} could not be written: {reason(error)}")
+            for _, job in jobs:
+                job.set_exception(said)
             if saves not in self._failing and isinstance(said, StorageError):
                 self._failing.add(saves)
                 self._report(f"warning: {said}; training goes on")
-            for _, job in jobs:
-                job.set_exception(said)
         else:
+            for row, job in jobs:
+                job.set_result(row.step)
             if saves in self._failing:
                 self._failing.discard(saves)
                 self._report(f"{saves.directory} could be written again")
-            for row, job in jobs:
-                job.set_result(row.step)

@@ -373,7 +373,9 @@ class Storage:
             # Otherwise the store would skip this step as already saved.
             if again:
                 self.checkpoints.newest = None
-            facts = {**facts, "settings": self._settings, "versions": self._versions, "logs": self._log_sums()}
+            facts = {**facts, "settings": self._settings, "versions": self._versions}
+            if "logs" not in facts:
+                facts["logs"] = self._log_sums()
             self.checkpoints.save(opt_steps, tree, facts, after=self.best)
 
     def is_time_to_save(self, seconds: float, held_s: float, runs_per_worker: float = 1.0) -> bool:
@@ -517,14 +519,12 @@ class Storage:
         return None
 
     def save_start(self, tree: PyTree, facts: Mapping[str, Any]) -> None:
-        """Save the start of a run that has gone back there, in place of its checkpoints: they are of an undone future.
+        """Save the start of a run that goes back there, in place of its checkpoints: they are of an undone future.
 
-        As after any rollback, a run that is killed now resumes from where it has gone back to.
+        So is what `facts` say of the logs, which are cut afterwards: a kill in between must not look like damage.
         """
-        self.save(0, tree, facts, None)
+        self.save(0, tree, {**facts, "unwritten": {}, "noted": {}, "logs": {}}, None)
         self.collect_saves()
-        if self.dir is not None and 0 in self.checkpoints.steps():
-            self.checkpoints.drop_after(0)
 
     def _new_log_sums(self) -> Callable[[], dict[str, list[int]]]:
         """Return a function that returns size and CRC-32 of each log."""
@@ -542,7 +542,7 @@ class Storage:
             return None
         if best is None:
             return "the best policy is lost: the next one to be evaluated is the best"
-        return f"the best policy is lost: the best is now that of {best.opt_steps:,} optimisation steps"
+        return f"the best policy is lost: the best is now the one after {best.opt_steps:,} optimisation steps"
 
     def load_best(self, like: PyTree) -> Best | None:
         """Load the best policy on disk, if there is one; warn if it is damaged."""
@@ -598,7 +598,7 @@ def find_missing_best(metadata: Mapping[str, Any], scores: Collection[object]) -
         return None
     if not isinstance(best, int | float) or any(score >= best for score in known):
         return None
-    there = f"; the one saved has {known[-1]}" if known else ""
+    there = f"; the one saved scored {known[-1]}" if known else ""
     return f"the policy with the best score, {best}, is gone{there}"
 
 
