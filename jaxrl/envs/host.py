@@ -372,8 +372,11 @@ class _Gymnasium:
                 raise  # of the environment itself: there are no processes, or none yet
             # The pipe to a process is closed: the process has died. The others would wait for commands, so they are
             # ended too.
-            ended = wait([process.sentinel for process in self._env.processes], TERMINATION_TIMEOUT_S)
-            codes = [process.exitcode for process in self._env.processes if process.sentinel in ended]
+            sentinels = wait([process.sentinel for process in self._env.processes], TERMINATION_TIMEOUT_S)
+            ended = [process for process in self._env.processes if process.sentinel in sentinels]
+            for process in ended:
+                process.join(TERMINATION_TIMEOUT_S)  # its exit code comes after its sentinel
+            codes = [process.exitcode for process in ended]
             self._kill()
             if UNGUARDED in codes:
                 raise ActorError(

@@ -80,7 +80,7 @@ def test_a_session_that_is_saved_within_a_rollout_goes_on_with_the_same_bits(tmp
     script, run = Script(), str(tmp_path / "run")
     with session_of(run_dir=run) as session:
         drive(session, script, 9)
-    with pytest.raises(jaxrl.SettingsError, match=r"'opt_steps': 8, .*would be .*'opt_steps': 4, .*minibatches"):
+    with pytest.raises(jaxrl.SettingsError, match=r"\(epochs: 2 -> 1\); epochs cannot change, for what was saved would"):
         session_of(run_dir=run, resume=True, allow_changes=True, epochs=1)
     with session_of(run_dir=run, resume=True) as session:
         drive(session, script, 13)
@@ -114,7 +114,7 @@ def test_a_session_without_a_limit_goes_on(tmp_path: Path) -> None:
     with session_of(max_opts=0, run_dir=str(tmp_path)) as session:
         drive(session, Script(), 10)
         assert not session.is_done
-    assert session.summary()["stop"] == "running"
+    assert session.summary()["stop"] == "left"
     with session_of(max_opts=0, run_dir=str(tmp_path), resume=True) as session:
         assert session.opt_steps == 8
         session.stop()
