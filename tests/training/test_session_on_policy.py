@@ -80,7 +80,7 @@ def test_a_session_that_is_saved_within_a_rollout_goes_on_with_the_same_bits(tmp
     script, run = Script(), str(tmp_path / "run")
     with session_of(run_dir=run) as session:
         drive(session, script, 9)
-    with pytest.raises(jaxrl.SettingsError, match=r"\(epochs: 2 -> 1\); epochs cannot change, for what was saved would"):
+    with pytest.raises(jaxrl.SettingsError, match=r"\(epochs: 2 -> 1\); epochs cannot change, for what was saved"):
         session_of(run_dir=run, resume=True, allow_changes=True, epochs=1)
     with session_of(run_dir=run, resume=True) as session:
         drive(session, script, 13)
