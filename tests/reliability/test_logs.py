@@ -60,7 +60,7 @@ def write_often(run: str, max_opts: int, resume: bool, recorders: Sequence[Any] 
 
 
 def write_and_tell(run: str, max_opts: int, resume: bool, ear: Connection) -> None:
-    write_often(run, max_opts, resume, [Telling(ear)], save_interval=20)
+    write_often(run, max_opts, resume, [Telling(ear)], save_interval=20, confirm_best=False)
 
 
 def killed_run(run: Path, kills: int, max_opts: int) -> None:
@@ -107,9 +107,12 @@ def test_after_kills_while_writing_the_logs_equal_those_of_an_undisturbed_run(
 ) -> None:
     killed, calm = tmp_path / "killed", tmp_path / "calm"
     killed_run(killed, kills, max_opts)
-    write_often(str(calm), max_opts, resume=False, save_interval=0)
+    write_often(str(calm), max_opts, resume=False, save_interval=0, confirm_best=False)
+    # Killed before its first save it begins again, and its best policy of before stays the one to beat: scores of an
+    # evaluator in Python may come out differently.
+    without_best = lambda rows: [{k: v for k, v in row.items() if k != "is_best"} for row in repeated_rows(rows)]
     for log in LOGS:
-        assert repeated_rows(lines(killed / log)) == repeated_rows(lines(calm / log))
+        assert without_best(lines(killed / log)) == without_best(lines(calm / log))
         assert (killed / log).read_text().endswith("\n")
         assert log_problems(killed, log) == []
     assert [row["opt_steps"] for row in lines(killed / LOGS[0]) if row["kind"] == "train"] == [*range(1, max_opts + 1)]
