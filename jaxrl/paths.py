@@ -104,6 +104,11 @@ def require_free(path: str | Path) -> None:
             hold(Path(path)).close()
 
 
+def this_process() -> str:
+    """Return this process's number and host, as its locks hold them."""
+    return f"pid {os.getpid()} on {platform.node()}"
+
+
 def hold(path: Path) -> IO[str]:
     """Lock the directory until the returned file is closed or this process ends, in whatever way."""
     file = open(path / LOCK, "a+", errors="replace")  # noqa: SIM115
@@ -113,7 +118,7 @@ def hold(path: Path) -> IO[str]:
         file.seek(0)
         owner = "".join(c for c in file.read(100) if c.isprintable()) or "unknown"
         file.close()
-        if owner == f"pid {os.getpid()} on {platform.node()}":
+        if owner == this_process():
             raise RunDirInUseError(f"{path} is open in this process already; end or close that one first") from None
         raise RunDirInUseError(
             f"{path} is being written by another process ({owner}); wait for it or stop it"

@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxrl.agents.outside import made_by_hand
@@ -35,7 +34,7 @@ from jaxrl.loading import teacher_of
 from jaxrl.registry import ALGORITHMS
 from jaxrl.strategies import Strategy
 from jaxrl.training.logbook import reading_facts
-from jaxrl.training.program import Saved, compile_all, state_shapes, without_replay
+from jaxrl.training.program import Saved, compile_all, lacks_replay, state_shapes, without_replay
 from jaxrl.training.settings import changes
 from jaxrl.training.storage.checkpoints import CheckpointError, Store
 from jaxrl.training.storage.files import plain
@@ -389,7 +388,7 @@ def replay(strategy: Strategy, store: Store, steps: Sequence[int]) -> Iterator[t
             ledger = {name: int(np.uint32(facts["ledger"][name])) for name in ("t", "rollbacks", "changed_at")}
             own, key = dict(facts["settings"]), make_key(int(np.uint32(facts["settings"]["seed"])))
         wanted = state_digest(tree[0])
-        bare = strategy.state_fns.refill is not None and not jax.tree.leaves(tree[0].buffer)
+        bare = lacks_replay(strategy, tree[0])
         # Without an earlier checkpoint to train from, train from scratch, unless the run began with other weights.
         if (len(steps) == 1 or (bare and step == steps[0])) and not own.get("init_from"):
             before = compiled.init(key), {"t": 0, "rollbacks": 0}

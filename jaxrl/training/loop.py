@@ -659,7 +659,7 @@ class Trainer:
 
     def _adapt_loaded(self, state: PyTree, ledger: Ledger) -> PyTree:
         """Apply changed settings to a loaded state and refill a replay buffer it was saved without; note both."""
-        if ledger.t == 0 and self.strategy.state_fns.refill is not None and not jax.tree.leaves(state.buffer):
+        if ledger.t == 0 and program.lacks_replay(self.strategy, state):
             return self._fresh().state  # of the start, the buffer is that of the warm-up
         # Also settings that nothing reads under the others are in the state.
         changed = any(change.name.startswith("agent.") for change in self._storage.changes)
@@ -917,10 +917,10 @@ def refill_buffer(strategy: Strategy, state: PyTree, t: int, changed: bool) -> t
     If settings have `changed`, the state takes the current ones. The range has the numbers of the blocks pushed again
     (by actors: later), and is empty if the buffer was saved.
     """
-    refill = strategy.state_fns.refill
     if changed and strategy.state_fns.set_hyperparams is not None:
         state = devices.apply_in_all(strategy, "set_hyperparams", state)
-    if refill is None or jax.tree.leaves(state.buffer):
+    refill = strategy.state_fns.refill
+    if refill is None or not program.lacks_replay(strategy, state):
         return state, range(0)
     blocks = refill.blocks(t)
     first, stop = np.uint32(blocks.start), np.uint32(blocks.stop)

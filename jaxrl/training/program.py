@@ -57,6 +57,11 @@ LEFT_OUT = ["buffer"]
 """The fact `left_out` of a checkpoint `without_replay`; others have no such fact."""
 
 
+def lacks_replay(strategy: Strategy, state: PyTree) -> bool:
+    """Return whether a state was saved without its replay buffer, see `without_replay`."""
+    return strategy.state_fns.refill is not None and not jax.tree.leaves(state.buffer)
+
+
 def without_replay(saved: Saved) -> Saved:
     """Return a state and its sums with an empty buffer `()`; for arrays and shapes alike."""
     return saved._replace(state=saved.state._replace(buffer=()))

@@ -425,9 +425,9 @@ READ_WITH = {
     "agent.temperature_lr": "agent.learn_temperature",
     "buffer.ends": "buffer.compact",
     "buffer.alpha": "buffer.prioritised",
-    **{f"buffer.{name}": "buffer.prioritised buffer.alpha" for name in ("beta", "beta_steps", "normalise", "epsilon")},
+    **{f"buffer.{name}": "buffer.alpha" for name in ("beta", "beta_steps", "normalise", "epsilon")},
 }
-"""Settings that are read only if all the others named are on."""
+"""Settings that only another one reads, if it is on and itself read."""
 OF_ACTORS = frozenset(ActorsConfig.__dataclass_fields__) - {"actors"}
 
 
@@ -455,7 +455,7 @@ def unused_settings(settings: Mapping[str, Any]) -> frozenset[str]:
     elif known.get("atoms") == 0:
         of_returns = ("v_min", "v_max", "critic_loss")
     parts = {"agent": known, "buffer": settings.get("buffer")}
-    off = {name for name, switches in READ_WITH.items() if not all(_is_on(parts, one) for one in switches.split())}
+    off = {name for name, switch in READ_WITH.items() if not _is_on(parts, switch)}
     if known.get("munchausen"):
         off.add("agent.double")
     if "rollout" in settings:
@@ -469,7 +469,9 @@ def unused_settings(settings: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _is_on(parts: Mapping[str, Any], switch: str) -> bool:
-    """Return whether a setting is on; one that a part lacks may be another's, and counts as on."""
+    """Return whether a setting is on and read; one that a part lacks may be another's, and counts as on."""
+    if switch in READ_WITH and not _is_on(parts, READ_WITH[switch]):
+        return False
     part, _, field = switch.partition(".")
     return bool(parts[part].get(field, True)) if isinstance(parts[part], Mapping) else True
 

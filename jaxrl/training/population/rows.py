@@ -198,8 +198,7 @@ class PopulationRows:
         """Add a row of a member; print a hint, once, if greedy actions return far less than training does."""
         if greedy_falls_short and not self._hinted and row.get("train_return") is not None:
             self._hinted = True
-            said = hint(row["eval_reward"], row["train_return"])
-            self.print_line(f"{row['opt_steps']:>9,} opts  member {number}: {said}")
+            self.print_about(number, row["opt_steps"], hint(row["eval_reward"], row["train_return"]))
         self._add(number, row)
         self._report()
 
@@ -295,6 +294,10 @@ class PopulationRows:
         """Print a line unless quiet."""
         if not self._quiet:
             print_folded(line)
+
+    def print_about(self, number: int, opt_steps: int, line: str) -> None:
+        """Print a line about a member unless quiet."""
+        self.print_line(f"{opt_steps:>9,} opts  member {number}: {line}")
 
     def _show(
         self, opt_steps: int, env_steps: int | None, strata: Mapping[str, Sequence[float]], training: float | None

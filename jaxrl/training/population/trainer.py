@@ -494,7 +494,7 @@ class PopulationTrainer:
             run.status = "diverged"
             if run.trainer is not None:  # otherwise in an earlier process
                 opt_steps = run.trainer.schedule.opt_steps(run.trainer.ledger.t)
-                self._rows.print_line(f"{opt_steps:>9,} opts  member {run.member.number}: {error}")
+                self._rows.print_about(run.member.number, opt_steps, str(error))
             return None
         except StorageError as error:
             # This member ends and the others continue; the first such error is raised once all are done.

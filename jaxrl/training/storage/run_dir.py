@@ -10,7 +10,6 @@ import functools
 import io
 import json
 import os
-import platform
 import re
 import shutil
 import stat
@@ -22,7 +21,7 @@ from typing import IO, Any, NamedTuple
 import yaml
 
 from jaxrl.errors import DISK_ERRORS, JaxrlError, SettingsError, StorageError
-from jaxrl.paths import CONFIG, LOCK, hold, local, reason_of_path, require_empty, require_utf8
+from jaxrl.paths import CONFIG, LOCK, hold, local, reason_of_path, require_empty, require_utf8, this_process
 from jaxrl.training.settings import FORMATS
 from jaxrl.training.storage.files import plain, read_json, read_text, read_yaml, with_common, write_atomically
 
@@ -89,7 +88,7 @@ class RunDir:
         assert self._lock is not None
         # The text is only informative: the lock is held on the open file.
         os.ftruncate(self._lock.fileno(), 0)
-        os.write(self._lock.fileno(), f"pid {os.getpid()} on {platform.node()}".encode())
+        os.write(self._lock.fileno(), this_process().encode())
 
     def write_config(self, settings: Mapping[str, Any]) -> None:
         """Write `config.yaml`."""
